@@ -41,7 +41,7 @@ pause() {
 bench() {
     local command=(campaigns/only.sh 1 "${cli[@]}" bench --yes) status=0
     campaigns/only.sh 1 nvidia-smi
-    "${command[@]}" --seconds 1 || status=1
+    "${command[@]}" --seconds 1 --html "$all/bench/bench.html" --svg "$all/bench/bench.svg" || status=1
     return $status
 }
 

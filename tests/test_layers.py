@@ -48,6 +48,7 @@ LAYERS = (
     _layer("mpsagent.bench", "", None),
     _layer("mpsagent.bench.plan", "bench", PURE_STDLIB),
     _layer("mpsagent.bench.results", "bench", PURE_STDLIB),
+    _layer("mpsagent.bench.provision", "bench", PURE_STDLIB),
     _layer("mpsagent.api", "mps wire policy core gate.sent_descriptors system agent", None),
     _layer("mpsagent.cli", "mps wire policy core gate.queue system api bench", None),
     _layer("mpsagent.kubernetes", "cli.client", None),

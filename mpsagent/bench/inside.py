@@ -82,7 +82,7 @@ def measure(run: plan.Run, environment: Mapping[str, str], makers: Makers) -> re
 
     def start(group: Sequence[int]) -> None:
         for number in group:
-            started.append(Process(makers.of(run.workload), number, user(run.mode, number % run.users), environment))
+            started.append(Process(makers.of(run.of(number)), number, user(run.mode, number % run.users), environment))
 
     try:
         start(groups[0])
@@ -92,7 +92,7 @@ def measure(run: plan.Run, environment: Mapping[str, str], makers: Makers) -> re
                 try:
                     saw[process.number] = int(process.hear(READY)["multiprocessors"])
                 except SilentError as error:
-                    raise ProcessError(f"{error}{makers.slow(run.workload)}") from None
+                    raise ProcessError(f"{error}{makers.slow(run.of(process.number))}") from None
             at = time.monotonic() + LEAD
             begun.append(at)
             for process in working:
@@ -119,7 +119,7 @@ def user(mode: str, number: int = 0) -> int | None:
 
 def main(argument: str) -> int:
     order: dict[str, Any] = json.loads(argument)
-    runs = [plan.Run(**one) for one in order["runs"]]
+    runs = [plan.Run(**{**one, "programs": tuple(one["programs"])}) for one in order["runs"]]
     programs = Path(order["programs"]) if order["programs"] else None
     makers = Makers(programs, order["python"], order["own"])
     gpu = str(order["gpu"] or "")
@@ -129,8 +129,8 @@ def main(argument: str) -> int:
     place = next(Path(one) for one in EMPTY if not Path(__file__).is_relative_to(one) and Path(one).is_dir())
     if any(run.mode in plan.SHARING for run in runs):
         subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "mpsagent-bench", str(place)], check=True)
-    for number, (mode, some) in enumerate(plan.by_mode(runs)):
-        mps = OwnMps(place / str(number), mode, programs, gpu) if mode in plan.SHARING else None
+    for number, ((mode, limits), some) in enumerate(plan.by_mps(runs)):
+        mps = OwnMps(place / str(number), mode, limits, programs, gpu) if mode in plan.SHARING else None
         environment = {} if mps is None else mps.environment
         if mode == plan.OFF:
             environment["CUDA_MPS_PIPE_DIRECTORY"] = "/nonexistent"

@@ -78,7 +78,7 @@ def _said(process: subprocess.Popen[bytes], errors: Any) -> Iterator[Said]:
     for line in process.stdout:
         said = json.loads(line)
         if "begins" in said:
-            yield plan.Run(**said["begins"])
+            yield plan.Run(**{**said["begins"], "programs": tuple(said["begins"]["programs"])})
         else:
             lists = {name: tuple(said["figure"][name]) for name in ("each", "multiprocessors")}
             yield Figure(**{**said["figure"], **lists})

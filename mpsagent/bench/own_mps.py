@@ -32,12 +32,11 @@ class OwnMpsError(Exception):
 
 
 class OwnMps:
-    """At work from ``start`` to ``stop``. ``programs``: of the simulator, in the place of NVIDIA's; ``limits``:
-    sections of its policy.
+    """At work from ``start`` to ``stop``. ``programs``: of the simulator, in the place of NVIDIA's.
 
     ``gpu``: the UUID of the one that it has; without, it has all, of which clients see the first."""
 
-    def __init__(self, place: Path, mode: str, programs: Path | None, gpu: str = "", limits: str = "") -> None:
+    def __init__(self, place: Path, mode: str, limits: str, programs: Path | None, gpu: str = "") -> None:
         self._place, self._programs = place, programs
         control = "nvidia-cuda-mps-control" if programs is None else str(programs / "nvidia-cuda-mps-control")
         gpus = f'"{gpu}"' if gpu else ""

@@ -33,6 +33,14 @@ class Run:
     processes: int
     users: int
     seconds: float
+    programs: tuple[str, ...] = ()
+    """The workload of each process, where they differ; then ``workload`` is what all of it is called."""
+    limits: str = ""
+    """Sections of the policy for this run's MPS."""
+
+    def of(self, process: int) -> str:
+        """The workload of the process of that number."""
+        return self.programs[process] if self.programs else self.workload
 
     def groups(self) -> list[list[int]]:
         """The processes (by number) that can work at the same time: with turns those of a user, else all."""
@@ -43,7 +51,7 @@ class Run:
     def takes(self) -> float:
         """Seconds, about."""
         paced = 0.0 if self.mode == OFF else CONTEXT * self.processes
-        load = IMPORT if self.workload in TORCH else 0.0
+        load = IMPORT if {self.workload, *self.programs} & TORCH.keys() else 0.0
         return len(self.groups()) * (START[self.mode] + load + self.seconds) + paced
 
 
@@ -62,9 +70,9 @@ def plan(
 
 def takes(runs: Sequence[Run]) -> float:
     """Seconds that all of them take, about."""
-    return sum(run.takes() for run in runs) + MPS_START * sum(mode in SHARING for mode, _ in by_mode(runs))
+    return sum(run.takes() for run in runs) + MPS_START * sum(mode in SHARING for (mode, _), _ in by_mps(runs))
 
 
-def by_mode(runs: Sequence[Run]) -> Iterator[tuple[str, Iterator[Run]]]:
-    """In their order: those of a mode have the same MPS."""
-    return groupby(runs, lambda run: run.mode)
+def by_mps(runs: Sequence[Run]) -> Iterator[tuple[tuple[str, str], Iterator[Run]]]:
+    """The runs that can have the same MPS, by its mode and limits, in their order."""
+    return groupby(runs, lambda run: (run.mode, run.limits))

@@ -18,6 +18,8 @@ import click
 
 from mpsagent.cli import ask, client, options
 
+_file = click.Path(dir_okay=False, path_type=Path)
+
 
 def _names(_: click.Context, option: click.Parameter, text: str | None) -> list[str] | None:
     return None if text is None else [one.strip() for one in text.split(",") if one.strip()]
@@ -58,9 +60,14 @@ def _programs(_: click.Context, option: click.Parameter, texts: tuple[str, ...])
 @click.option("--users", type=options.Whole(1, 48), default=2, show_default=True, help="Whose processes they are.")
 @click.option("--seconds", type=options.Number(0.2, 3600), default=5.0, show_default=True, help="For each run.")
 @click.option("--gpu", type=options.Whole(min=0), metavar="N", help="Which GPU.  [default: 0]")
+@click.option("--provision", metavar="MIX", help="Compare rules for cutting the GPU for these workloads at once, each "
+              "with its weight: launches=2,train=1; train*3=1 for three of one")  # fmt: skip
 @click.option("--program", "own", callback=_programs, multiple=True, metavar="NAME=COMMAND", help="A program of yours "
               "as a workload with that name; repeatable.")  # fmt: skip
 @click.option("--python", metavar="FILE", help="A Python that has PyTorch.  [default: the first python3 on PATH]")
+@click.option("--svg", type=_file, metavar="FILE", help="The figures as a picture.")
+@click.option("--png", type=_file, metavar="FILE", help="The same.")
+@click.option("--html", type=_file, metavar="FILE", help="A page that needs nothing else.")
 @options.json
 @click.option("--list", "only_list", is_flag=True, help="Say what the workloads are, and measure nothing.")
 @click.option("--yes", is_flag=True, help="Begin without a question.")
@@ -69,12 +76,14 @@ def _programs(_: click.Context, option: click.Parameter, texts: tuple[str, ...])
 @click.pass_obj
 def bench(
     path: str,
+    /,
     modes: list[str] | None,
     workloads: list[str] | None,
     processes: list[int],
     users: int,
     seconds: float,
     gpu: int | None,
+    provision: str | None,
     own: dict[str, list[str]],
     python: str | None,
     as_json: bool,
@@ -82,6 +91,7 @@ def bench(
     yes: bool,
     anyway: bool,
     simulated: Path | None,
+    **pictures: Path | None,
 ) -> None:
     """Measure what sharing the GPU is worth on this node.
 
@@ -92,6 +102,8 @@ def bench(
     Exit status: 0 measured, 1 broken off or the GPU works for others, 2 usage, or there is no GPU.
     """
     from mpsagent.bench import plan, results
+    from mpsagent.bench import provision as provisioning
+    from mpsagent.bench.inside import FIRST_USER
     from mpsagent.bench.torch_workloads import TORCH
 
     words, units = _workloads(own)
@@ -102,24 +114,33 @@ def bench(
     modes = modes or ([plan.OFF, *plan.SHARING] if root else [plan.OFF, plan.NODE])
     _known(modes, plan.MODES, "--modes")
     _known(workloads or [], words, "--workloads")
-    if not root and set(modes) & set(plan.SHARING):
+    if not root and (provision or set(modes) & set(plan.SHARING)):
         raise click.UsageError("an MPS of its own needs root; without: --modes off,node")
-    uuid = _gpu(gpu or 0, simulated)
+    multiprocessors, uuid = _gpu(gpu or 0, simulated)
     chosen = uuid if gpu is not None or plan.NODE not in modes else None  # the node's MPS may serve another
-    asked = workloads or list(own)
+    programs, weights = ([], []) if provision is None else _mix(provision, words)
+    asked = programs or workloads or list(own)
     torch = "" if simulated else _torch(python, asked, modes)
     usual = [name for name in words if torch or name not in TORCH]
-    runs = plan.plan(modes, asked or usual, processes, users, seconds)
+    rules = provisioning.rules(weights, multiprocessors) if programs else []
+    if programs:
+        whose = [str(FIRST_USER + number) for number in range(len(programs))]
+        runs = provisioning.plan(programs, rules, whose, seconds)
+    else:
+        runs = plan.plan(modes, asked or usual, processes, users, seconds)
     if not simulated and not anyway:
         _nobody_works(path)
     _announce(len(runs), plan.takes(runs), yes, simulated is not None)
     figures, broken_off = _measured(runs, chosen, simulated, torch, own)
-    rows = results.rows(figures)
+    rows, found = results.rows(figures), provisioning.verdicts(programs, rules, figures)
     if as_json:
-        about = "simulated: nothing is computed" if simulated else "real"
-        click.echo(json.dumps({"gpu": about, "runs": results.as_json(rows)}, indent=1))
+        body: dict[str, Any] = {"gpu": _about(simulated), "runs": results.as_json(rows)}
+        if programs:
+            body["rules"] = provisioning.as_json(found)
+        click.echo(json.dumps(body, indent=1))
     else:
-        click.echo("\n".join(results.table(rows, units)))
+        click.echo("\n".join(provisioning.table(programs, found) if programs else results.table(rows, units)))
+    _draw(rows, units, _about(simulated), pictures)
     if broken_off:
         click.echo(f"mpsagent-cli: {broken_off}", err=True)
     if broken_off or any(one.problem for one in figures):
@@ -161,15 +182,17 @@ def _known(asked: Sequence[str], known: Any, option: str) -> None:
             raise click.UsageError(f"{option}: there is no {one!r}; there are {', '.join(known)}")
 
 
-def _gpu(number: int, simulated: Path | None) -> str | None:
-    """Its UUID, by which a control daemon knows it; the program ends here when there is no GPU."""
+def _gpu(number: int, simulated: Path | None) -> tuple[int, str | None]:
+    """Its multiprocessors, and its UUID, by which a control daemon knows it; the program ends here when there is no
+    GPU."""
     import asyncio
 
     from mpsagent.bench import driver
     from mpsagent.system import devices
 
     if simulated:
-        return devices.from_file(str(simulated / "devices.json"))[0].uuid
+        one = devices.from_file(str(simulated / "devices.json"))[0]
+        return one.multiprocessors, one.uuid
     try:
         driver.version()
         found = asyncio.run(devices.probe(os.environ))
@@ -180,7 +203,11 @@ def _gpu(number: int, simulated: Path | None) -> str | None:
         sys.exit(ask.USAGE)
     if number >= len(found):
         raise click.UsageError(f"--gpu: this node has the GPUs 0 to {len(found) - 1}")
-    return found[number].uuid or None
+    return found[number].multiprocessors, found[number].uuid or None
+
+
+def _about(simulated: Path | None) -> str:
+    return "simulated: nothing is computed" if simulated else "real"
 
 
 def _nobody_works(path: str) -> None:
@@ -250,3 +277,42 @@ def _measured(
         if on_screen:
             click.echo("\r\033[K", nl=False, err=True)
     return figures, ""
+
+
+def _mix(text: str, words: dict[str, str]) -> tuple[list[str], list[float]]:
+    """The programs of ``--provision``, and the weight of each."""
+    programs: list[str] = []
+    weights: list[float] = []
+    for part in map(str.strip, text.split(",")):
+        name = re.split(r"[*=]", part)[0]
+        _known([name], words, "--provision")
+        found = re.fullmatch(r"(?:\*([1-9]\d?))?(?:=(\d{1,6}(?:\.\d{1,6})?))?", part[len(name) :])
+        weight = float(found[2] or 1) if found else 0.0
+        if found is None or not weight:
+            raise click.UsageError(f"--provision: {part!r}: NAME*N is so many of it, 1 to 48; =WEIGHT a number above 0")
+        times = int(found[1] or 1)
+        programs += [name] * times
+        weights += [weight] * times
+    if not 2 <= len(programs) <= 48:
+        raise click.UsageError("--provision: 2 to 48 workloads with commas between them")
+    return programs, weights
+
+
+def _draw(rows: Sequence[Any], units: dict[str, str], about: str, files: dict[str, Path | None]) -> None:
+    """``files``: by form."""
+    from mpsagent.bench import picture
+
+    title = f"{os.uname().nodename}, {time.strftime('%Y-%m-%d')}" + (f" ({about})" if about != "real" else "")
+    units = {row.figure.workload: units.get(row.figure.workload, "steps") for row in rows}
+    try:
+        for form, file in files.items():
+            if file is not None:
+                file.write_bytes(
+                    picture.page(rows, units, title) if form == "html" else picture.drawn(rows, units, title, form)
+                )
+    except ImportError:
+        click.echo("mpsagent-cli: pictures need matplotlib: apt install python3-matplotlib", err=True)
+        sys.exit(ask.USAGE)
+    except OSError as error:
+        click.echo(f"mpsagent-cli: {error.filename}: {error.strerror}", err=True)
+        sys.exit(ask.USAGE)

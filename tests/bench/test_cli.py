@@ -20,6 +20,7 @@ import pytest
 
 import mpsagent
 from mpsagent.bench import driver, outside
+from mpsagent.bench.inside import FIRST_USER
 from mpsagent.bench.plan import Run
 from mpsagent.bench.results import Figure
 
@@ -63,25 +64,44 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason=ALONE)
 @needs_root
 @pytest.mark.root
 def test_each_way_of_sharing_has_figures(simulated: Path) -> None:
-    """Without MPS, one user after the other, and at once."""
-    runs = [Run(mode, "block", 2 + (mode == "turns"), 2, 0.3) for mode in ("off", "turns", "together")]
+    """Without MPS, one user after the other, and at once with limits: half and a quarter of 132 multiprocessors."""
+    limits = f"[user.{FIRST_USER}]\nthreads = 50\n[user.{FIRST_USER + 1}]\nthreads = 25\n"
+    runs = [
+        Run("off", "block", 2, 2, 0.3), Run("turns", "block", 3, 2, 0.3),
+        Run("together", "a mix", 2, 2, 0.3, ("block", "train"), limits),
+    ]  # fmt: skip
     with outside.going(runs, None, simulated) as said:
         everything = list(said)
     assert everything[::2] == runs
     off, turns, together = (one for one in everything[1::2] if isinstance(one, Figure))
     assert not off.problem + turns.problem + together.problem
-    assert off.multiprocessors == together.multiprocessors == (132, 132)
+    assert (off.multiprocessors, together.multiprocessors) == ((132, 132), (66, 32))
     assert all(one.throughput > 0 and (one.p50 or 0) >= 10 for one in (off, turns, together))
     # two users in turns, with a change of user between them
     assert turns.throughput < sum(turns.each) / 1.5
     assert left(simulated) == []
 
 
+@pytest.mark.long
 @needs_root
 @pytest.mark.root
-def test_figures_as_json(simulated: Path) -> None:
+def test_rules_are_compared_and_the_best_is_named_as_lines_of_a_policy(simulated: Path, tmp_path: Path) -> None:
+    done = run(simulated, "--provision", "block*2=2,train", "--seconds", "0.2", "--html", str(tmp_path / "page.html"))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert {line.split()[0] for line in lines[1:10:2]} == {"none", "even", "overlapping", "weighted", "exact"}
+    assert all(each in lines[1] for each in ("block ", "train "))
+    best = lines[1].split()[0]
+    assert any(line.startswith(f"Best: {best} (") for line in lines)
+    assert lines[-1] == "# no limits" if best == "none" else sum("[user.USER" in line for line in lines) == 3
+    assert "rule: even" in (tmp_path / "page.html").read_text()
+
+
+@needs_root
+@pytest.mark.root
+def test_figures_as_json_and_pictures(simulated: Path, tmp_path: Path) -> None:
     done = run(simulated, "--json", "--modes", "off", "--workloads", "block", "--processes", "1,3",
-               "--seconds", "0.3")  # fmt: skip
+               "--seconds", "0.3", "--html", str(tmp_path / "page.html"), "--png", str(tmp_path / "p.png"))  # fmt: skip
     assert done.returncode == 0, done.stderr
     body: dict[str, Any] = json.loads(done.stdout)
     assert body["gpu"] == "simulated: nothing is computed"
@@ -90,6 +110,8 @@ def test_figures_as_json(simulated: Path) -> None:
     ]  # fmt: skip
     assert "nothing is computed" in done.stderr
     assert all(len(line) < 80 for line in done.stderr.splitlines())
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
 @needs_root
@@ -190,6 +212,9 @@ def test_without_a_gpu_it_says_so() -> None:
         (["--workloads", "jpeg"], "there are block, launches"),
         (["--processes", "0,1"], "1 to 48 processes"),
         (["--processes", "x"], "with commas"),
+        (["--provision", "train"], "2 to 48 workloads"),
+        (["--provision", "train=0,block"], "above 0"),
+        (["--provision", "train*0,block"], "1 to 48"),
         (["--program", "train=/bin/true"], "is a workload already"),
         (["--program", "/bin/true"], "a short name, =, and a command"),
         (["--program", "mine=/nonexistent/program"], "there is no program"),

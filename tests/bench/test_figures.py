@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpsagent.bench import plan, results
+from mpsagent.bench import picture, plan, provision, results
 from mpsagent.bench.plan import Run
 
 UNITS = {"block": "kernels", "train": "steps"}
@@ -21,7 +23,7 @@ def figure(mode: str, workload: str, processes: int, throughput: float, **more: 
 def test_a_mode_has_all_its_runs_in_a_row() -> None:
     """Each mode has an MPS of its own, that is started once."""
     runs = plan.plan(["off", "together"], ["block", "train"], [4, 1], users=2, seconds=5)
-    assert [(mode, len(list(some))) for mode, some in plan.by_mode(runs)] == [("off", 4), ("together", 4)]
+    assert [(mode, len(list(some))) for (mode, _), some in plan.by_mps(runs)] == [("off", 4), ("together", 4)]
     assert [(run.processes, run.users) for run in runs[:2]] == [(1, 1), (4, 2)], "no more users than processes"
 
 
@@ -71,6 +73,16 @@ def test_processes_without_a_step_beside_others_are_counted() -> None:
     assert results.as_json(rows)[0]["note"] == "2 of 3 processes ended no step in their time"
 
 
+def test_a_rule_without_a_figure_for_one_alone_says_why() -> None:
+    programs = ["launches", "train"]
+    none = results.without(Run("together", provision.ALONE + "train", 1, 1, 0.5), "no step ended in 0.5 s")
+    alone = [figure("together", provision.ALONE + "launches", 1, 10, each=(10.0,)), none]
+    under = figure("together", provision.RULE + "none", 2, 9, each=(5.0, 4.0))
+    found = provision.verdicts(programs, provision.rules([1, 1], 132), [*alone, under])
+    text = " ".join(" ".join(provision.table(programs, found)).split())
+    assert "no figure for train alone: no step ended in 0.5 s" in text
+
+
 def test_figures_stand_beside_what_they_are_compared_with() -> None:
     rows = results.rows([
         figure("off", "block", 1, 10), figure("off", "block", 4, 10), figure("together", "block", 1, 10),
@@ -84,3 +96,72 @@ def test_figures_stand_beside_what_they_are_compared_with() -> None:
     lines = results.table(rows, UNITS)
     assert max(map(len, lines)) <= 80
     assert sum("no no" in line for line in lines) > 1, "why there is no figure, in full"
+
+
+# --- pictures
+
+
+def test_pictures_are_whole() -> None:
+    rows = results.rows([figure(m, w, n, n * 2.0) for m in plan.MODES for w in UNITS for n in (1, 2)])
+    svg = picture.drawn(rows, UNITS, "node <1> & co", "svg")
+    assert ET.fromstring(svg).tag.endswith("svg")
+    assert picture.drawn(rows, UNITS, "a", "png").startswith(b"\x89PNG")
+
+
+def test_the_page_needs_nothing_else_and_hostile_names_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without matplotlib, too: it is the table then."""
+    bad = figure("off", "block", 1, 0, problem="<script>alert(1)</script>")
+    rows = results.rows([bad, figure("off", "train", 1, 2)])
+    with monkeypatch.context() as none:
+        none.setitem(sys.modules, "matplotlib.figure", None)
+        page = picture.page(rows, UNITS, "<b>node</b>").decode()
+    assert "<script" not in page
+    assert "<b>" not in page
+    assert "&lt;script&gt;" in page
+    assert not any(word in page for word in ("<svg", "http:", "https:", "src=", "@import", "url("))
+    drawn = picture.page(rows, UNITS, "node").decode()
+    assert drawn.count("<svg") == drawn.count("<table") == 1
+    assert not any(word in drawn for word in ("<script", "src=", "@import", "<image"))
+
+
+def test_no_figures_make_a_picture_all_the_same() -> None:
+    assert picture.drawn([], UNITS, "broken off", "svg")
+
+
+# --- how to cut the GPU
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=2, max_size=16), st.integers(2, 200))
+def test_shares_that_are_not_to_overlap_do_not(weights: list[float], multiprocessors: int) -> None:
+    by = {rule.name: rule.threads for rule in provision.rules(weights, multiprocessors)}
+    for name in {"even", "weighted"} & set(by):  # with equal weights they are the same
+        assert sum(map(float, by[name])) <= 100 + 0.05 * len(weights)
+    assert max(map(float, by["overlapping"])) <= 100
+    exact = [int(text.split("=")[1].strip(" }")) for text in by["exact"]]
+    assert all(one >= 2 and one % 2 == 0 for one in exact)
+    assert sum(one for one in exact if one > 2) <= multiprocessors
+
+
+def test_the_best_rule_has_the_most_work_and_then_nobody_badly_off() -> None:
+    programs = ["launches", "train"]
+    alone = [figure("together", provision.ALONE + name, 1, 10, each=(10.0,)) for name in programs]
+
+    def under(rule: str, *each: float, problem: str = "") -> results.Figure:
+        return figure("together", provision.RULE + rule, 2, sum(each), each=each, problem=problem)
+
+    rules = provision.rules([2, 1], 132)
+    known = [under("none", 9.5, 1), under("even", 6, 6), under("exact", 7, 5.1), under("weighted", problem="no memory")]
+    found = provision.verdicts(programs, rules, [*alone, *known])
+    assert [one.rule.name for one in found] == ["even", "exact", "none", "weighted"]
+    assert (found[0].total, found[0].least) == (1.2, 0.6)
+    assert found[-1].problem == "no memory"
+
+
+def test_the_rules_lines_are_a_policy() -> None:
+    from mpsagent.policy.files import load
+
+    for rule in provision.rules([2, 1, 1], 132):
+        lines = provision.sections(rule, ["61184", "61185", "61186"])
+        policy, mistakes = load([("lines", lines)])
+        assert policy is not None, mistakes
+        assert lines.count("threads") == (3 if rule.threads else 0)
