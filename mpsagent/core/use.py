@@ -82,8 +82,9 @@ def _divided(state: State, before: Worked, event: Worked, there: list[Span]) -> 
     seconds, busy, energy = _done(state, before, event)
     first, last = _union(there)
     span = event.at - before.at
+    energy *= (last - first) / span  # a GPU that is free uses some, too; a look may come a second after an end
     if first > before.at:  # the GPU was free at first
-        busy, energy = busy * (last - first) / span, energy * (last - first) / span
+        busy *= (last - first) / span
     ratio = None if not seconds else min(1.0, busy / seconds * span / (last - first))
     lanes: dict[Key, list[Span]] = {}
     for one in there:

@@ -98,7 +98,7 @@ def test_a_process_that_ends_between_two_looks_gets_what_it_used_until_then() ->
     meter.run(10, 0.5)
     (told,) = [one for one in stage.told if isinstance(one, tr.ClientUsed)]
     assert (told.pid, told.over, told.shared) == (alice.pid, True, False)
-    assert told.energy == pytest.approx(10 * 300 + 100, rel=0.05)
+    assert told.energy == pytest.approx(9 * 300 + 100, rel=0.05)
     meter.run(10, 0.5)
     assert len([one for one in stage.told if isinstance(one, tr.ClientUsed)]) == 1
 
