@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Sequence
 from datetime import date, datetime, timedelta
+from pathlib import Path
 
 import click
 
@@ -12,6 +15,12 @@ from mpsagent.cli.ask import Json
 
 SUMS = ("gpu", "waited", "longest", "clients", "left", "refused", "faults", "forced", "turns", "paused")
 USED = ("counted", "busy", "energy", "memory_used", "shared")
+FIRST: dict[str, tuple[str, ...]] = {
+    "user": ("uid", "user"), "group": ("group", "users"), "day": ("day",),
+    "job": ("job", "uid", "user", "threads", "memory", "ended"),
+}  # fmt: skip
+"""What a row has besides."""
+NAMES = ("job", "group", "day", "user")
 SECONDS = frozenset({"gpu", "waited", "longest", "paused", "counted", "busy"})
 SHARED = "*: of all users together, who were at work on one server"
 OF_JOBS = ("user", "threads", "memory", "gpu", "waited", "clients", "faults", "ended")
@@ -27,11 +36,14 @@ OF_USE = ("gpu", "util", "energy", "waited", "clients", "faults")
 @click.option("--since", callback=options.moment, metavar="TIME", help='First day ("7d", 2026-11-01); 30 days in all.')
 @click.option("--until", callback=options.moment, metavar="TIME", help="Last day; today.")
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values; times in seconds.")
+@click.option("--merge", is_flag=True, help="Add up FILES, which `report --json` has written on several nodes.")
+@click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @options.json
 @click.pass_obj
 def report(
-    path: str, by: str, job: str | None, since: float | None, until: float | None, as_csv: bool, as_json: bool
-) -> None:
+    path: str, by: str, job: str | None, since: float | None, until: float | None, as_csv: bool, merge: bool,
+    files: tuple[Path, ...], as_json: bool,
+) -> None:  # fmt: skip
     """Who had what: time with the GPU, waiting, clients, faults.
 
     GPU is the time with a client at work, however many. WAITED is that of all processes together, LONGEST the
@@ -42,13 +54,65 @@ def report(
     no room for is in --csv and --json. ENDED is how the last client of a job did: finished by itself (or by a signal of
     others), fault, order (somebody asked for it), turn, or the policy's key that ended it, such as max_runtime.
     """
+    if merge != bool(files):
+        raise click.UsageError("--merge and FILES go together: report --merge a.json b.json")
     last = _day(until) or ask.now().date()
     first = _day(since) or last - timedelta(days=29)
     query = {"by": by if job is None else "job", "job": job, "first": first, "last": last}
-    if as_csv and not as_json:
-        _write_csv(ask.asked(path, ask.target("/v1/report", query))[0])
+    if as_json and not merge:
+        ask.show(path, ask.target("/v1/report", query), True, lambda body: [])
+        return
+    body = merged(files) if merge else ask.asked(path, ask.target("/v1/report", query))[0]
+    if as_json:
+        click.echo(json.dumps(body))
+    elif as_csv:
+        _write_csv(body)
     else:
-        ask.show(path, ask.target("/v1/report", query), as_json, lambda body: table(body, ask.width()))
+        click.echo("\n".join(table(body, ask.width())))
+
+
+def merged(files: Sequence[Path]) -> Json:
+    """Times and counts of several nodes are added up; of the longest wait, of limits and of a group's users the most
+    counts, as users may be on several nodes. The same user has the same uid on all of them."""
+    from mpsagent.api.database import LARGEST
+
+    bodies = [_read(file) for file in files]
+    by, rows = bodies[0]["by"], dict[tuple[object, ...], Json]()
+    if any(one["by"] != by for one in bodies):
+        raise click.UsageError("the reports are by different things: write all with the same --by")
+    if len({file.resolve() for file in files}) < len(files):
+        raise click.UsageError("a file is given twice, and would count twice")
+    for row in (row for one in bodies for row in one["rows"]):
+        whose = tuple(row[name] for name in FIRST[by] if name in (*NAMES, "uid"))
+        if (total := rows.setdefault(whose, row)) is not row:
+            unlimited = 0 in (total.get("memory"), row.get("memory"))
+            for name in (*SUMS, *USED, *{"users", "threads", "memory"}.intersection(FIRST[by])):
+                most = name in LARGEST or name == "users"
+                total[name] = max(total[name], row[name]) if most else total[name] + row[name]
+            if unlimited:
+                total["memory"] = 0
+            if total.get("ended") == "finished":
+                total["ended"] = row["ended"]
+    for row in rows.values():
+        row["utilization"] = row["busy"] / row["counted"] if row["counted"] else None
+    first, last = min(one["first"] for one in bodies), max(one["last"] for one in bodies)
+    return {"by": by, "first": first, "last": last, "rows": [rows[one] for one in sorted(rows, key=str)]}
+
+
+def _read(file: Path) -> Json:
+    """A report that anybody may have written."""
+    try:
+        body: Json = json.loads(file.read_bytes())
+        fields = (*FIRST[body["by"]], *SUMS, *USED)
+        if date.fromisoformat(body["first"]) <= date.fromisoformat(body["last"]) and all(
+            isinstance(row[name], str | None) if name in (*NAMES, "ended")
+            else isinstance(row[name], int | float) and 0 <= row[name] < 2.0**63
+            for row in body["rows"] for name in fields
+        ):  # fmt: skip
+            return body
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise click.UsageError(f"{file} has no report: write it with mpsagent-cli report --json")
 
 
 def table(body: Json, width: int = tables.WIDE) -> list[str]:
@@ -107,8 +171,7 @@ def _write_csv(body: Json) -> None:
     """With the columns of the JSON, in its units."""
     import csv
 
-    names: tuple[str, ...] = {"user": ("uid", "user"), "group": ("group", "users"), "day": ("day",),
-                              "job": ("job", "uid", "user", "threads", "memory", "ended")}[body["by"]]  # fmt: skip
+    names = FIRST[body["by"]]
     columns = (*SUMS, *USED, "utilization")
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow([*names, *(f"{name}_seconds" if name in SECONDS else name for name in columns)])

@@ -198,3 +198,36 @@ def test_the_sums_have_the_names_of_the_database(tmp_path: Path) -> None:
     rows = database.report(tmp_path / "history.db", day, day, "uid", 5.0)
     body = {"by": "user", "first": day, "last": day, "rows": [{**one, "user": "me"} for one in rows]}
     assert cli_report.table(body)[1].split()[-1] == "1"
+
+
+def test_reports_of_several_nodes_are_added_up(tmp_path: Path) -> None:
+    """Sums, and the most of what is no sum; a file that is no report is named."""
+    job = {"job": "slurm-17", "uid": 1000, "user": "alice", **ROW, "paused": 1.5, "threads": 20.0, "memory": 4 << 30}
+    job["ended"] = "fault"
+    other = {**job, "longest": 70.0, "gpu": 1.0, "threads": 10.0, "memory": 8 << 30, "ended": "finished"}
+    report = {"by": "job", "first": "2026-11-01", "last": "2026-11-02"}
+    files = [str(tmp_path / name) for name in ("a.json", "b.json", "c.json")]
+    Path(files[0]).write_text(json.dumps({**report, "rows": [job, {**job, "job": "slurm-18"}]}))
+    Path(files[1]).write_text(json.dumps({**report, "last": "2026-11-03", "rows": [other]}))
+    whole = json.loads(CliRunner().invoke(cli, ["report", "--json", "--merge", *files[:2]]).output)
+    assert (whole["by"], whole["first"], whole["last"]) == ("job", "2026-11-01", "2026-11-03")
+    first, second = whole["rows"]
+    assert first == {
+        **job, "gpu": 3662.0, "waited": 181.0, "longest": 70.0, "clients": 8, "left": 2, "faults": 2, "forced": 4,
+        "turns": 6, "paused": 3.0, "memory": 8 << 30,
+    }  # fmt: skip
+    assert second == {**job, "job": "slurm-18"}
+    assert "slurm-17" in CliRunner().invoke(cli, ["report", "--merge", *files[:2]]).output
+    Path(files[2]).write_text(json.dumps({**report, "by": "user", "rows": []}))
+    for words in (["--merge", *files], [files[0]], ["--merge"]):
+        assert CliRunner().invoke(cli, ["report", *words]).exit_code == 2
+    assert "given twice" in CliRunner().invoke(cli, ["report", "--merge", files[0], files[0]]).output
+    odd = {"gpu": "1", "user": {}, "uid": [], "job": 5, "longest": float("nan"), "faults": 10**4000}
+    rows = [{**job, name: value} for name, value in odd.items()]
+    rows += [{name: value for name, value in job.items() if name != one} for one in ("threads", "user", "gpu")]
+    wrong: list[dict[str, object]] = [{**report, "rows": [row]} for row in rows]
+    wrong += [{**report, "first": 1, "last": 2, "rows": []}, {**report, "by": [], "rows": []}]
+    for text in ("", "[]", '{"rows": [1]}', "[" * 100_000, *map(json.dumps, wrong)):
+        Path(files[2]).write_text(text)
+        done = CliRunner().invoke(cli, ["report", "--merge", files[2]])
+        assert (done.exit_code, "c.json has no report" in done.output) == (2, True)
