@@ -12,7 +12,7 @@ AGAIN = 5.0
 """Seconds until a silent name service is asked again."""
 KEPT = 1000
 MOST_QUESTIONS = 16
-"""Users asked about at a time; with a range of uids of his own a user may come as thousands."""
+"""Users asked about at a time; with a range of uids of their own a user may come as thousands."""
 
 
 class People:

@@ -165,7 +165,7 @@ def _named(view: View, users: list[int]) -> Iterator[tuple[Named, Share | None]]
 
 
 def _with_room(view: View, uid: int) -> Iterator[Held]:
-    """Whom his job keeps waiting is passed over: others of this user's come from other jobs."""
+    """A client whose job is full is passed over: other clients of the user come from other jobs."""
     full, places = set[str](), set[tuple[object, ...]]()
     for held in view.state.held.line(uid):
         place = held.peer.cgroup, held.peer.lineage

@@ -1,6 +1,6 @@
 """To which instance a user's clients go, where there are several. Pure.
 
-A user stays where clients of his work or wait: a program whose processes wait for each other must never be split.
+A user stays where the user's clients work or wait: a program whose processes wait for each other must never be split.
 """
 
 from __future__ import annotations

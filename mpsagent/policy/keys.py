@@ -314,7 +314,7 @@ KEYS: tuple[Key, ...] = (
         "agent", "placement",
         kinds.choice({
             "fixed": "the first instance that names the user, a group of the user's, or no one at all",
-            "least-loaded": "of those the one with the fewest users and clients; a user stays where clients of his are",
+            "least-loaded": "of those the one with the fewest users and clients; users with clients stay there",
             "own": "the one in whose directory the program looks for MPS: each has its own",
         }),
         _ALL, "which instance a user's clients go to, where there are several", "fixed",

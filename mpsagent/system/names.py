@@ -1,8 +1,8 @@
 """Who a uid is, asked of a name service (files, LDAP, SSSD) that may hang, and remembered.
 
 An answer that has grown old is used while a new one is fetched: a name service that is down must not turn a user with
-limits of his own into one without. That it is down neither Python tells from a user who does not exist, nor glibc, when
-another service is asked after it: so each one of nsswitch.conf is asked, too.
+limits of their own into one without. That it is down neither Python tells from a user who does not exist, nor glibc,
+when another service is asked after it: so each one of nsswitch.conf is asked, too.
 """
 
 from __future__ import annotations
