@@ -92,6 +92,13 @@ def test_what_nohup_ignores_ends_nothing(start: Callable[..., subprocess.Popen[s
     assert run.wait(PATIENCE) == -signal.SIGTERM
 
 
+def until(true: Callable[[], bool]) -> None:
+    latest = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < latest
+        time.sleep(0.02)
+
+
 class Terminal:
     """An interactive shell on a terminal."""
 
@@ -154,3 +161,46 @@ def test_a_script_has_the_terminal_again(terminal: Terminal, tmp_path: Path) -> 
     terminal.shows("first-a")
     terminal.types("b")
     terminal.shows("then-b")
+
+
+def test_ctrl_c_ends_a_loop_of_the_shell(terminal: Terminal) -> None:
+    """A program that has not handled it ends by it, and `run` does: else the shell would go on with the next one."""
+    terminal.types("for i in 1 2 3; do run sh -c 'echo in''side; sleep 600'; done; echo af''ter")
+    terminal.shows("inside")
+    terminal.types("\x03", "")
+    terminal.types("echo sta''tus $?")
+    terminal.shows("status 130")
+    terminal.types("echo $(jobs | wc -l)-le''ft")
+    terminal.shows("0-left")
+
+
+def test_a_terminal_that_is_closed_ends_the_program(tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path)
+    pid = tmp_path / "pid"
+    terminal.types(f"run sh -c 'echo $$ >{pid}; echo in''side; exec sleep 600'")
+    terminal.shows("inside")
+    program = Path("/proc", pid.read_text().strip())
+    os.close(terminal.fd)
+    until(lambda: not program.exists())
+    os.waitpid(terminal.pid, 0)
+
+
+def test_its_start_is_cheap(tmp_path: Path) -> None:
+    """Each program pays for it: click alone is half of what a verb takes to start."""
+    words = [
+        sys.executable,
+        "-X",
+        "importtime",
+        "-m",
+        "mpsagent.cli.main",
+        "run",
+        "--wait-at-most",
+        "10m",
+        "--",
+        "true",
+    ]
+    environment = {**os.environ, "MPSAGENT_SOCKET": str(tmp_path / "none")}
+    done = subprocess.run(words, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True)
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "mpsagent.cli.program" in loaded
+    assert {"click", "pathlib", "mpsagent.cli.pages"} & loaded == set()
