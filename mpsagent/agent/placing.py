@@ -20,8 +20,6 @@ from mpsagent.system.processes import Process as Pidfd
 from mpsagent.system.processes import open_files
 from mpsagent.wire import link
 
-NOWHERE = "the policy has no instance for this user: none names the user or a group of the user's"
-
 
 class Placing:
     """Of one node. A knock whose user has to be known by name first waits here, and in the gate."""
@@ -194,7 +192,7 @@ class Placing:
                     return
                 name = placement.place(who, places, self._how())
             if name is None:
-                self._refuse(knock, process, NOWHERE)
+                self._refuse(knock, process, placement.NOWHERE)
                 return
             found = self._section(name)
             assert found is not None
@@ -216,7 +214,7 @@ class Placing:
             self._deliver(knock, process, found)
             return
         names = ", ".join(mine)
-        why = f"the directory is that of {name}; the policy has {names} for this user" if mine else NOWHERE
+        why = f"the directory is that of {name}; the policy has {names} for this user" if mine else placement.NOWHERE
         self._refuse(knock, process, why)
 
     def _identified(self, knock: link.Knock, process: Pidfd | None, places: Sequence[Place]) -> Identity | None:

@@ -145,17 +145,19 @@ class Everything:
 
     async def explain(self, user: str, cgroup: str | None = None) -> Json:
         """What applies to a user (name or uid), where each value comes from, and what would happen to the user now.
-        With several instances, as it is where the user belongs. May ask the name service. Raises Problem(404)."""
+        With several instances, as it is where the user belongs; who belongs nowhere is denied. May ask the name
+        service. Raises Problem(404)."""
         page, who = self._page, await self._identity(user)
         sections = {one.name: one for one in page.instances if one.view.user is None}
-        name = next(iter(sections))
-        if len(sections) > 1:
-            places = page.places
-            name = placement.stays(who.uid, places) or placement.place(who, places, page.policy.placement) or name
-        one = sections[name]
+        places, first = page.places, next(iter(sections))
+        name = first if len(sections) == 1 else placement.stays(who.uid, places)
+        name = name or placement.place(who, places, page.policy.placement)
+        one = sections[name or first]
         for own in (own for own in page.instances if own.view.user == who.uid):
             one, name = own, own.view.policy.instance
         answer = explained(one, who, cgroup, self._received.name, self._received.now())
+        if name is None:
+            answer["access"] = {"value": "deny", "from": placement.NOWHERE}
         return answer if len(sections) == 1 else {**answer, "instance": name}
 
     async def _identity(self, user: str) -> Identity:

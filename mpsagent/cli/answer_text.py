@@ -261,8 +261,12 @@ def none_waits(explained: Json) -> list[str]:
     if access.get("value") != "deny":
         return ["No process of yours waits.", ""]
     place = access["from"]
-    where = f" ({safe(place['key'])}, {safe(place['file'])}:{place['line']})" if place["line"] else ""
-    text = f"No process of yours waits: the policy denies you MPS{where}, so CUDA programs are refused."
+    if isinstance(place, str):
+        why = safe(place)
+    else:
+        where = f" ({safe(place['key'])}, {safe(place['file'])}:{place['line']})" if place["line"] else ""
+        why = f"the policy denies you MPS{where}"
+    text = f"No process of yours waits: {why}, so CUDA programs are refused."
     return [*wrap(text, PAGE, break_on_hyphens=False, break_long_words=False), ""]
 
 

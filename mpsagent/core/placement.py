@@ -16,6 +16,7 @@ from mpsagent.policy.policy import Policy
 Process = tuple[int, int, int]
 """pid, start time, uid."""
 Placement = Literal["fixed", "least-loaded", "own"]
+NOWHERE = "the policy has no instance for this user: none names the user or a group of the user's"
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,13 +176,19 @@ def test_users_and_groups_go_where_the_policy_says_with_the_limits_there(stage: 
 
 
 def test_who_belongs_nowhere_is_refused_and_told(stage: Stage) -> None:
+    """The user by `policy explain` and so by `queue`; the administrator by `policy check` and on record."""
     devices = json.loads(Path(stage.backend.control).with_name("devices.json").read_text())
     agent = start(
         stage,
         f'[instance.one]\ndevices = ["{devices[0]["uuid"]}"]\nusers = ["{A}"]\n'
         f'[instance.two]\ndevices = ["{devices[1]["uuid"]}"]\nusers = ["{B}"]\n',
     )
-    assert stage.problem(agent, "no instance is left for whom none of them names")
+    checked = stage.cli(agent, "policy", "check", str(stage.place / "policy.toml"))[1]
+    assert "no instance is left for whom none of them names" in " ".join(checked.split())
+    explained = stage.cli(agent, "policy", "explain", str(C))[1]
+    assert "the policy has no instance for this user" in " ".join(explained.split())
+    told = agent.api.get(f"/v1/policy/explain?user={C}")
+    assert (told["instance"], told["access"]["value"]) == (None, "deny")
     refused = stage.client(C)
     assert refused.ended() != 0
     assert "MPS_CONNECTION_FAILED" in refused.text()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mpsagent.cli import answer_text
+from mpsagent.core import placement
 from tests.api.stand_in import ADMIN, OTHER, USER, Served
 from tests.cli.program import PROGRAM, run
 
@@ -61,6 +62,8 @@ def test_who_is_denied_is_told_where_the_policy_says_so() -> None:
     assert "the policy denies you MPS (user.eve.access, /etc/mpsagent/policy.toml:7)" in said
     nowhere = {"value": "deny", "from": {"key": "limits.access", "file": "", "line": 0}}
     assert "denies you MPS, so" in " ".join(answer_text.none_waits({"access": nowhere}))
+    no_instance = {"value": "deny", "from": placement.NOWHERE}
+    assert "waits: the policy has no instance for this" in " ".join(answer_text.none_waits({"access": no_instance}))
 
 
 def test_why_is_not_cut_off(served: Served) -> None:
