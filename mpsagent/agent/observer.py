@@ -202,8 +202,9 @@ class Observer:
         listed = await self._gpus.processes()
         if isinstance(listed, str):  # it is asked again, and said
             return None
-        self._memory, self._memory_at = gpus.memory_by_pid(listed), self._clock.now()
-        self._take([inp.MemorySeen(self._memory_at, gpus.memory_by_device(listed))])
+        found, self._memory_at = gpus.memory_by_device(listed), self._clock.now()
+        self._memory = {pid: sum(sizes.values()) for pid, sizes in found.items()}
+        self._take([inp.MemorySeen(self._memory_at, found)])
         return listed
 
     async def _look_at_gpus(self) -> None:

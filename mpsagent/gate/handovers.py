@@ -8,7 +8,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,36 +63,29 @@ each for 46 at once, when no client has one for 4 s; what ends a turn ends 46 cl
 OURSELVES = Credentials(os.getpid(), os.geteuid(), os.getegid())
 
 
+@dataclass(eq=False, repr=False)
 class Instance:
     """``lane`` leads to its daemon, whose pipe directory is ``directory``. ``admissions`` is what counts now. ``begin``
     is the lane's question; ``special`` the holding's; ``tell`` the agent's ear; ``greeted`` hears of each greeting that
     is known."""
 
-    def __init__(
-        self,
-        name: str,
-        directory: Path,
-        holding: Holding,
-        processes: KnownProcesses,
-        store: Store,
-        patience: handover.Patience,
-        tell: Callable[[link.FromGate], None],
-        greeted: Callable[[], None],
-    ) -> None:
-        self.name = name
-        self.admissions = Admissions(instance=name)
+    name: str
+    directory: InitVar[Path]
+    _holding: Holding
+    _processes: KnownProcesses
+    store: Store
+    patience: handover.Patience
+    _ear: Callable[[link.FromGate], None]
+    _greeted: Callable[[], None]
+
+    def __post_init__(self, directory: Path) -> None:
+        self.admissions = Admissions(instance=self.name)
         self.current: Handing | None = None
         self.greeting: link.HandshakeSeen | None = None
-        self.lane = Lane(holding.loop, directory, self.begin, self._greets)
+        self.lane = Lane(self._holding.loop, directory, self.begin, self._greets)
         self._unapplied: int | None = None
         self._unkept = ""
-        self._holding = holding
-        self._processes = processes
-        self.store = store
-        self.patience = patience
-        self._ear = tell
-        self._greeted = greeted
-        self.orphans = Orphans(holding.loop)
+        self.orphans = Orphans(self._holding.loop)
         self._late: dict[Connection, None] = {}
         """Clients that have their descriptor from an earlier gate, whose connections to the daemon are lost."""
         self._refusals: dict[int, Refusal] = {}

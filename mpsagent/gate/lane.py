@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
 from mpsagent.gate import identity
@@ -20,35 +20,28 @@ LONGEST_PAUSE = 0.05
 LONGEST_DOWN_PAUSE = 1.0
 
 
+@dataclass(eq=False, repr=False)
 class Run:
     """One front-end session, repeated while another front-end is connected. ``done`` gets the session, or why there is
-    none; it is never called after :meth:`cancel`."""
+    none; it is never called after :meth:`cancel`. ``turned_away``: at the last attempt the daemon spoke, with another
+    front-end."""
 
-    def __init__(
-        self,
-        lane: Lane,
-        commands: Sequence[str],
-        asker: Credentials,
-        patience: float,
-        done: Callable[[Session | None, str], None],
-    ) -> None:
-        self._lane = lane
-        self._commands = commands
-        self._asker = asker
-        self._done = done
+    _lane: Lane
+    _commands: Sequence[str]
+    _asker: Credentials
+    patience: InitVar[float]
+    _done: Callable[[Session | None, str], None]
+    turned_away: bool = field(default=False, init=False)
+
+    def __post_init__(self, patience: float) -> None:
         self._question: Question | None = None
-        self._pause = FIRST_PAUSE
-        self._again: asyncio.TimerHandle | None = None
-        self._why = "the control daemon does not answer"
-        self.turned_away = False
-        """At the last attempt: the daemon speaks, with another front-end."""
-        self._limit = lane.loop.call_later(patience, self._expire)
-        self._again = lane.loop.call_later(0, self._try)
+        self._pause, self._why = FIRST_PAUSE, "the control daemon does not answer"
+        self._limit = self._lane.loop.call_later(patience, self._expire)
+        self._again = self._lane.loop.call_later(0, self._try)
 
     def cancel(self) -> None:
         self._limit.cancel()
-        if self._again is not None:
-            self._again.cancel()
+        self._again.cancel()
         if self._question is not None:
             self._question.close()
 

@@ -67,7 +67,8 @@ class ControlSupervisor(ABC):
     """Starts, adopts and holds the control daemon of one instance. Nothing here raises or blocks the loop.
     ``on_gone(pid)`` is called when it has ended."""
 
-    def __init__(self, on_gone: Callable[[int], None]) -> None:
+    def __init__(self, pipe_directory: str, on_gone: Callable[[int], None], program: str) -> None:
+        self.pipe_directory, self.program = pipe_directory, program
         self._on_gone = on_gone
         self.running: Running | None = None
         """The daemon that is held, if any."""

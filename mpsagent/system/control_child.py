@@ -35,9 +35,7 @@ class ControlChild(ControlSupervisor):
     """Supervises the daemon of the hidden directory ``pipe_directory``. ``on_gone(pid)`` is called when it ends."""
 
     def __init__(self, pipe_directory: str, on_gone: Callable[[int], None], *, program: str = PROGRAM) -> None:
-        super().__init__(on_gone)
-        self.pipe_directory = pipe_directory
-        self.program = program
+        super().__init__(pipe_directory, on_gone, program)
 
     async def start(
         self,

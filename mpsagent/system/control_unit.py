@@ -105,12 +105,10 @@ class ControlUnit(ControlSupervisor):
         run_directory: str = RUN_DIRECTORY,
         systemd: SystemBus | None = None,
     ) -> None:
-        super().__init__(on_gone)
+        super().__init__(pipe_directory, on_gone, program)
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
             raise ValueError(f'"{name}" cannot be part of a unit name; use letters, digits, "_", "." and "-"')
         self.unit = f"mpsagent-control@{name}.service"
-        self.pipe_directory = pipe_directory
-        self.program = program
         self.environment_file = Path(run_directory, f"instance-{name}.env")  # the unit names the same path
         self._systemd = systemd or SystemBus()
 

@@ -41,17 +41,8 @@ async def probe(environment: Mapping[str, str], *, deadline: float = DEADLINE) -
         return f"the GPU helper's answer: {error}"
 
 
-def memory_by_pid(listed: Iterable[ComputeProcess]) -> dict[int, int]:
-    """Bytes of each process on all GPUs together; who is not in it uses none, or it is not known."""
-    found: dict[int, int] = {}
-    for one in listed:
-        if one.memory is not None:
-            found[one.pid] = found.get(one.pid, 0) + one.memory
-    return found
-
-
 def memory_by_device(listed: Iterable[ComputeProcess]) -> dict[int, dict[str, int]]:
-    """Bytes of each process by the UUID of the GPU."""
+    """Bytes of each process by the UUID of the GPU; who is not in it uses none, or it is not known."""
     found: dict[int, dict[str, int]] = {}
     for one in listed:
         if one.memory is not None:
