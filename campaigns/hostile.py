@@ -836,7 +836,8 @@ def forger(play: Play) -> Callable[..., None]:
 
     def write(everywhere: bool = False) -> None:
         control, server = made.some(200)
-        for log in play.stage.rig.log.glob("**/*.log" if everywhere else "**/server.log"):
+        hers = f"*u{A}*/server.log" if play.row.way == "apart" else "**/server.log"
+        for log in play.stage.rig.log.glob("**/*.log" if everywhere else hers):
             with log.open("a", errors="surrogateescape") as file:
                 file.write(control if log.name == "control.log" else server)
 

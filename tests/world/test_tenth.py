@@ -1,6 +1,6 @@
 """What honest users lose of their time beside one who attacks: in virtual time, so no busy processor has a part in it.
 
-A user has one process after the other for a minute, and a second one works all the time. The same is played without
+A user has one process after the other, and a second one works all the time. The same is played without
 the attack, and beside it; docs/security.md says that a tenth is lost at most, after what a user may hold MPS up before.
 Attacks that only give gate, agent or api more to do take no virtual time: campaigns/hostile.py measures these.
 """
@@ -20,7 +20,7 @@ from tests.world.world import Coming, Plan, World
 BOB, CAROL, ALICE = 2002, 2003, 300_000
 WAYS, AT_ONCE = ("own", "shared", "together", "apart"), ("together", "apart")
 LIMITS = {ALICE: (20.0, 2048), BOB: (20.0, 2048), CAROL: (20.0, 2048)}
-BEFORE, MEASURED = 30.0, 60.0
+BEFORE, MEASURED = 20.0, 40.0
 """Seconds after which, and for which it is counted: what she may hold MPS up before comes first."""
 JOB = 0.3
 """Seconds that one of carol's works."""
@@ -62,7 +62,7 @@ class Loops(World):
                 self.kernel.after(self.plan.again if hers else 0.02, self.comes, coming)
 
         life.process.on_end.append(over)
-        if hers:
+        if hers and self.plan.lives:
             self.kernel.after(self.plan.lives, self.kernel.signal, life.process, 9)
 
     def run(self) -> None:
@@ -71,13 +71,15 @@ class Loops(World):
 
 @dataclass(frozen=True)
 class Attack:
-    """What alice's processes are (people.KINDS), and keys of the policy for her."""
+    """What alice's processes are (people.KINDS), and keys of the policy for her. ``work``: seconds that they want to
+    work; one with a kernel in flight is not killed, which would be MPS's own fault."""
 
     kind: str
     ways: tuple[str, ...] = AT_ONCE
     count: int = 20
     lives: float = 1.0
     contexts: int = 1
+    work: float = 1000.0
     hers: str = ""
     users: int = 1
     again: float = 0.1
@@ -85,13 +87,13 @@ class Attack:
 
 ATTACKS = {
     "false acknowledgements": Attack("liar"),
-    "acknowledgements too early": Attack("early"),
+    "acknowledgements too early": Attack("early", lives=0.0, work=0.3),
     "false errors": Attack("doubter"),
     "silence": Attack("silent"),
     "connections that say nothing": Attack("mute", WAYS),
-    "processes of a user who is denied": Attack("honest", WAYS, hers='access = "deny"', again=1.0),
-    "40 uids that are denied": Attack("silent", WAYS, count=40, hers='access = "deny"', users=40, again=2.0),
-    "20 processes, of which four may work": Attack("honest", count=20, lives=2.0, hers="max_clients = 4"),
+    "processes of a user who is denied": Attack("honest", hers='access = "deny"', again=1.0),
+    "40 uids that are denied": Attack("silent", count=40, hers='access = "deny"', users=40, again=2.0),
+    "20 processes, of which four may work": Attack("honest", count=20, lives=0.0, work=2.0, hers="max_clients = 4"),
     "a process that makes 60 contexts": Attack("honest", count=1, lives=20.0, contexts=60, hers="max_clients = 1"),
 }
 
@@ -101,8 +103,10 @@ def played(way: str, attack: Attack | None) -> int:
     end = BEFORE + MEASURED
     honest = [Coming(3.0, CAROL, JOB), *([Coming(2.5, BOB, end - 2.5)] if way in AT_ONCE else [])]
     attack = attack or Attack("honest", count=0)
-    theirs = [Coming(2.0 + number / attack.count, ALICE + (number % attack.users), end, attack.contexts, attack.kind)
-              for number in range(attack.count)]  # fmt: skip
+    theirs = [
+        Coming(2.0 + one / attack.count, ALICE + one % attack.users, attack.work, attack.contexts, attack.kind)
+        for one in range(attack.count)
+    ]
     limits = {**LIMITS, **{one.uid: LIMITS[ALICE] for one in theirs}}
     world = Loops(
         Beside(1, way, (*honest, *theirs), (), limits, hers=attack.hers, lives=attack.lives, again=attack.again)
@@ -123,5 +127,5 @@ def alone() -> Callable[[str], int]:
 def test_honest_users_lose_a_tenth_of_their_time_at_most(way: str, name: str, alone: Callable[[str], int]) -> None:
     usual, beside = alone(way), played(way, ATTACKS[name])
     print(f"{way} | {name} | {usual} | {beside} | {100 * (usual / beside - 1):.1f} %")
-    assert usual > 100
+    assert usual > 60
     assert usual <= beside * (1 + TENTH) + 1
