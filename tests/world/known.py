@@ -1,5 +1,6 @@
 """Does the world find what is known? Each mistake that was made once, put back into a copy of the tree, and the world
-played there until it fails: `python -m tests.world.known [NUMBER ...] [--seeds 500] [--seconds 60]`.
+played there until it fails: `python -m tests.world.known [NUMBER ...] [--seeds 500] [--seconds 60]`. Where a patch names
+a day of trouble it is played on that day.
 
 `--mutations 10 --draw 7` takes ten small mistakes by chance instead, in lines of mpsagent/core and mpsagent/gate that
 worlds execute (`python -m tests.world.executed`; `--lines FILE`: what that has said before). Of one that is not found
@@ -47,6 +48,12 @@ def patches() -> list[Path]:
 def breaks(patch: Path) -> str:
     """What it breaks: its first line."""
     return patch.read_text().partition("\n")[0]
+
+
+def day(patch: Path) -> str | None:
+    """Of trouble, the one that fits it best: a line "Day: NAME" behind that."""
+    found = re.search(r"^Day: (\w+)$", patch.read_text().partition("--- a/")[0], re.MULTILINE)
+    return found[1] if found else None
 
 
 def applies(patch: Path, tree: Path = ROOT, *, check: bool = True) -> str:
@@ -182,7 +189,9 @@ def main() -> int:
                 if why_not:
                     row(patch.stem, Result(False, "0 seeds", 0.0, f"does not apply: {why_not}"))
                 else:
-                    result = tests(tree) if asked.tests else play(tree, asked.seeds, asked.seconds, asked.first, worlds)
+                    days[:] = asked.day or ([best] if (best := day(patch)) else [])
+                    fit = asked.world or (WORLDS[1:] if days else WORLDS)
+                    result = tests(tree) if asked.tests else play(tree, asked.seeds, asked.seconds, asked.first, fit)
                     row(patch.stem, result)
                 shutil.rmtree(tree)
     print(f"{sum(found)} of {len(found)} found")
