@@ -51,7 +51,8 @@ async def read(settings: Settings, *, remember: bool = True) -> tuple[Policy | N
         if policy is not None:
             mistakes += await unsupported(policy, lambda: compute_modes(settings.devices_file))
         if policy is not None and not unread and not mistakes and remember and settings.state_directory is not None:
-            await in_thread(_remember, settings.state_directory, texts, deadline=5.0)
+            with suppress(TimeoutError):  # of a slow disk; the policy is as good all the same
+                await in_thread(_remember, settings.state_directory, texts, deadline=5.0)
     except Exception as error:
         return None, (*unread, PolicyError(settings.policy, 0, "", f"cannot be taken in: {error!r}", ""))
     errors = (*unread, *mistakes)
