@@ -259,6 +259,15 @@ def _node(path: str) -> Inode:
     return node
 
 
+def _on_disk(path: str) -> bool:
+    return path.startswith("/var/")
+
+
+def _writable(path: str) -> None:
+    if kernel.disk in ("full", "read-only") and _on_disk(path):
+        raise _error(errno.ENOSPC if kernel.disk == "full" else errno.EROFS)
+
+
 def _proc(path: str) -> bytes | None:
     """What a file of /proc says; None: it is none."""
     words = path.split("/")
@@ -442,6 +451,8 @@ class OsModule(_Module):
         process = _call("open")
         name = resolve(process, path, dir_fd)
         node = kernel.nodes.get(name)
+        if flags & (real_os.O_WRONLY | real_os.O_RDWR | real_os.O_CREAT):
+            _writable(name)
         if node is not None and flags & real_os.O_EXCL:
             raise _error(errno.EEXIST)
         if node is None and flags & real_os.O_CREAT:
@@ -479,6 +490,12 @@ class OsModule(_Module):
     def write(self, fd: int, data: Any) -> int:
         _call("write")
         file = self._opened(fd)
+        _writable(file.path)
+        if kernel.disk == "torn" and _on_disk(file.path):
+            kernel.disk, data = "", bytes(data)[: len(data) // 2]
+            file.node.data[file.position : file.position + len(data)] = data
+            kernel.signal(kernel.current, 9)
+            raise Killed
         at = len(file.node.data) if file.append else file.position
         file.node.data[at : at + len(data)] = data
         file.position = at + len(data)
@@ -538,6 +555,7 @@ class OsModule(_Module):
 
     def rename(self, old: Any, new: Any) -> None:
         process = _call("rename")
+        _writable(resolve(process, new))
         node = _node(resolve(process, old))
         kernel.nodes.pop(resolve(process, old))
         kernel.nodes[resolve(process, new)] = node
@@ -740,9 +758,17 @@ class AccountsModule(_Module):
 
 
 async def in_thread(function: Callable[..., Any], *arguments: object, deadline: float, slots: object = None) -> Any:
-    """threads.in_thread: the call takes a while, in which others run."""
-    await asyncio.sleep(kernel.chance.expovariate(1 / 0.0005))
+    """threads.in_thread: the call takes a while, in which others run; where threads are slow seconds, or too long."""
+    takes = kernel.chance.expovariate(1 / 0.0005)
+    if kernel.disk == "slow":
+        takes = kernel.chance.uniform(0.5, SLOWEST)
+    await asyncio.sleep(min(takes, deadline))
+    if takes > deadline:
+        raise TimeoutError
     return function(*arguments)
+
+
+SLOWEST = 12.0
 
 
 class _NoThreads:
@@ -769,7 +795,10 @@ class _NoThreads:
         def soon(self) -> None:
             if not self.due:
                 self.due = True
-                kernel.after(kernel.chance.uniform(0.0005, 0.01), self.run)
+                slow = kernel.disk == "slow"
+                kernel.after(
+                    kernel.chance.uniform(0.5, SLOWEST) if slow else kernel.chance.uniform(0.0005, 0.01), self.run
+                )
 
     class Condition:
         def __enter__(self) -> None: ...

@@ -392,7 +392,9 @@ class Kernel:
         self.called: Callable[[Process, str], None] = lambda process, what: None
         """Hears of each system call of a real program that has an effect, and of each step of a model, before it is
         done: here faults come in."""
-        self.open = 0
+        self.disk = ""
+        """What is wrong with /var, and with threads: full, read-only, torn (the next who writes there dies in it),
+        slow."""
         for path in ("/", "/tmp", "/proc", "/run", "/var", "/var/log", "/var/lib", "/etc", "/dev"):
             self.make(path, st.S_IFDIR | (0o1777 if path == "/tmp" else 0o755), 0, 0)
         self.init = self.spawn("systemd", 0, 0, None)

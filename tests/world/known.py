@@ -1,6 +1,6 @@
 """Does the world find what is known? Each mistake that was made once, put back into a copy of the tree, and the world
-played there until it fails: `python -m tests.world.known [NUMBER ...] [--seeds 500] [--seconds 60]`. Where a patch names
-a day of trouble it is played on that day.
+played there until it fails: `python -m tests.world.known [NUMBER ...] [--seeds 500] [--seconds 60]`. Where a patch
+names a day of trouble it is played on that day.
 
 `--mutations 10 --draw 7` takes ten small mistakes by chance instead, in lines of mpsagent/core and mpsagent/gate that
 worlds execute (`python -m tests.world.executed`; `--lines FILE`: what that has said before). Of one that is not found

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.world import heart, trouble
+from tests.world import administrator, heart, trouble
 from tests.world.kernel import BOOT
 from tests.world.plans import draw, fails, hour, shrunk
 from tests.world.plans import played as lasted
@@ -29,9 +29,10 @@ KINDS: dict[str, tuple[Callable[[int, tuple[str, ...]], Any], Callable[[Any], Wo
     "minute": (draw, World),
     "hour": (hour, World),
     "trouble": (lambda seed, _: trouble.draw(seed), trouble.Troubled),
+    "orders": (lambda seed, _: administrator.draw(seed), administrator.Administered),
 }
 """How a plan is drawn, and in which world it is played."""
-SHARES = {"minute": 1.0, "hour": 2.0, "trouble": 1.0}
+SHARES = {"minute": 1.0, "hour": 2.0, "trouble": 1.0, "orders": 1.0}
 """Of the time."""
 PAIRS = (("one client", "shared"), ("a change of turn", "shared"), ("a change of turn", "own"))
 """The first one first, the others by turns."""

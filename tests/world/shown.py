@@ -22,6 +22,8 @@ within ``AFTER`` seconds of a fault, while gate or agent come back or a silent d
 AFTER = 30.0
 EVERY = 1.0
 """Seconds between two looks: it is as much work as the rest of a quiet world."""
+FEW = 12
+"""Clients at work, each with up to three contexts, with which no server is full."""
 NEAR = 0.3
 """Seconds by which a time on record may differ from the one seen from outside."""
 What = tuple[Any, ...]
@@ -63,7 +65,7 @@ class Shown:
         processes = [(one.pid, one.uid, one.alive, one.stopped) for one in world.kernel.processes.values()]
         lives = [(one.waits, one.works, one.error, one.limits, judges.served(one)) for one in judges.lives
                  if one.process.alive]  # fmt: skip
-        return world.received, world.received.page, world.gate, len(judges.faults), processes, lives
+        return world.received, world.received.page, world.drained, world.gate, len(judges.faults), processes, lives
 
     def _all(self) -> Iterator[What]:
         world = self.world
@@ -73,6 +75,7 @@ class Shown:
         yield from self._servers(status)
         if world.plan.turns:
             yield from self._turn(status)
+        yield from self._reasons()
         yield from self._health(status)
 
     # --- now
@@ -138,6 +141,26 @@ class Shown:
             for one in status["health"]["problems"]:
                 if "has waited" not in one["what"]:
                     yield "nothing is amiss, and the status says:", one["what"]
+
+    def _reasons(self) -> Iterator[What]:
+        """Who waits is told why, and it is what holds them."""
+        world, plan = self.world, self.world.plan
+        assert world.shown is not None
+        policy, contexts = plan.policy + getattr(plan, "then", ""), sum(one.works for one in world.judges.lives)
+        could = {
+            "drain": world.drained is not None, "denied": "deny" in policy, "max_clients": "max_clients" in policy,
+            "max_contexts": "max_contexts" in policy, "total": "total_" in policy, "paused": "pause" in policy,
+            "turn": plan.turns, "apart": plan.way == "apart", "full": contexts > FEW,
+            "name": getattr(plan, "by_name", False),
+        }  # fmt: skip
+        for row in world.shown.queue():
+            uid, reason = row["uid"], row["reason"]
+            if not row["why"]:
+                yield "user", uid, "waits, and is not told why"
+            elif not could.get(reason, True):
+                yield "user", uid, "is told", reason, "which cannot be:", row["why"]
+            elif world.drained is not None and reason not in ("drain", "handover", "paused", "control", "gate"):
+                yield "user", uid, "waits in a drain, and is told", reason
 
     # --- in the end
 

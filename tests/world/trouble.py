@@ -76,6 +76,8 @@ class Day(Plan):
     overlap: float = OVERLAP
     doubts: tuple[float, ...] = ()
     by_name: bool = False
+    instance: str = ""
+    """Further keys of the instance."""
     ranked: frozenset[int] = frozenset()
     """Users who come before all others."""
     over: float | None = None
@@ -91,7 +93,8 @@ class Day(Plan):
 
     def text(self, more: str) -> str:
         said = {"own": 'server = "own"', "shared": 'server = "shared"'}.get(self.way, f'sharing = "{self.way}"')
-        text = f'{more}\n[instance.default]\n{said}\n[limits]\nthreads = 10\nmemory = "1G"\n{self.general}\n'
+        text = f"{more}\n[instance.default]\n{said}\n{self.instance}"
+        text += f'[limits]\nthreads = 10\nmemory = "1G"\n{self.general}\n'
         text += '[hang]\ncontrol = "10s"\nserver_ready = "20s"\nkill_grace = "2s"\n'
         for uid, (threads, memory) in self.limits.items():
             who = f"u{uid}" if self.by_name else uid

@@ -65,7 +65,7 @@ class Coming:
     kind: str = "honest"
 
 
-ROLES = {"mpsagent-gate": "gate", "mpsagent": "agent", "nvidia-cuda-mps-control": "daemon",
+ROLES = {"mpsagent-gate": "gate", "mpsagent": "agent", "mpsagent-api": "api", "nvidia-cuda-mps-control": "daemon",
          "nvidia-cuda-mps-server": "server", "python": "client"}  # fmt: skip
 
 
@@ -187,6 +187,7 @@ class Systemd:
         process = self.kernel.spawn("mpsagent-api", API, API, self.process)
         self.world.api = Program(self.world, process)
         self.world.api.loop.call_soon(self.world.run_api, process.install(self.pages))
+        process.on_end.append(lambda _: self.after("api", 0.1, self.start_api))
 
     def start_agent(self) -> None:
         process = self.kernel.spawn("mpsagent", 0, 0, self.process)
@@ -265,6 +266,8 @@ class World:
         self.shown: Everything | None = None
         """What people read."""
         self.node: Node | None = None
+        self.drained: float | None = None
+        """Since when a drain is on that was answered."""
         self.armed: list[tuple[int, Fault]] = []
         self.did: Counter[str] = Counter()
         """How many things each role has done that others can notice."""

@@ -1,0 +1,53 @@
+"""A few days with an administrator, front-ends, ailing disks and threads; and that their judges can find something."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from mpsagent.core.view import View
+from tests.world.administrator import DAYS, Administered
+from tests.world.many import played
+
+
+def day(name: str, seed: int) -> Any:
+    return DAYS[name](random.Random(f"{name} {seed}"), seed)
+
+
+@pytest.mark.parametrize("name", DAYS)
+def test_every_promise_holds_on_a_few_days_of_an_administrator(name: str) -> None:
+    for seed in range(1 if name == "shares" else 6):
+        found = played(day(name, seed), Administered)
+        assert found is None, f"seed {seed}: {found[0]}"
+
+
+def test_a_policy_that_the_disk_does_not_take_in_time_is_in_force_all_the_same() -> None:
+    """Ailing 44 found it: an agent that started while the disk was slow denied everybody, and had control daemons quit:
+    what could not be remembered within 5 s counted as wrong."""
+    found = played(day("ailing", 44), Administered)
+    assert found is None, found[0]
+
+
+def test_a_drain_in_which_somebody_is_let_in_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpsagent.agent.acting._drain", lambda *_, **__: None)
+    assert any("after a drain was answered" in found[0] for seed in range(40)
+               if any(one.what == "drain" for one in day("orders", seed).faults)
+               and (found := played(day("orders", seed), Administered)) is not None)  # fmt: skip
+
+
+def test_a_client_that_is_ordered_to_end_and_does_not_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpsagent.agent.acting._end", lambda *_, **__: None)
+    assert any("was ordered to end" in found[0] for seed in range(40)
+               if (found := played(day("orders", seed), Administered)) is not None)  # fmt: skip
+
+
+def test_shares_that_are_not_fair_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With who came first always next, two users of three have all the time."""
+    asked = next(one for seed in range(20) if len((one := day("shares", seed)).limits) == 3)
+    waiting, came = View.waiting, [one.uid for one in asked.comings]
+    monkeypatch.setattr(View, "waiting", lambda self: sorted(waiting(self), key=came.index))
+    found = played(asked, Administered)
+    assert found is not None
+    assert "stands for" in found[0] or "which is not the same" in found[0]
