@@ -58,6 +58,13 @@ def close_all(descriptors: Iterable[int]) -> None:
             os.close(descriptor)
 
 
+def hung_up(descriptor: int) -> bool:
+    """Whether the peer of a socket has, also while nothing is read."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return bool(poll.poll(0))
+
+
 class Channel:
     """``receive`` gets each message; ``after`` comes behind those that lay there together, ``at_a_time`` at most;
     ``closed`` is called once when the peer hangs up, never after :meth:`close`."""
@@ -140,10 +147,7 @@ class Channel:
         return len(self._waiting)
 
     def hung_up(self) -> bool:
-        """Whether the peer has, also while nothing is read."""
-        poll = select.poll()
-        poll.register(self.sock, 0)
-        return bool(poll.poll(0))
+        return hung_up(self.sock.fileno())
 
     def close(self) -> None:
         if self.open:

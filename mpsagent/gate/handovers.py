@@ -14,7 +14,7 @@ from typing import Any
 
 from mpsagent.gate import handover, identity
 from mpsagent.gate.announcement import Announcement, Told
-from mpsagent.gate.channel import close_all
+from mpsagent.gate.channel import close_all, hung_up
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.handover import HandOver, Plan, Stage
 from mpsagent.gate.handshake import Mark
@@ -41,6 +41,10 @@ DYING = 0.05
 ENDED = 1.0
 """Seconds for which the server is asked about a client that has ended."""
 NOT_ADMITTED = "not admitted any more; it is held on"
+LOST_START = "its server ended while it started, and MPS would now give it other limits than its own: start it again"
+"""A client whose server is killed in the first milliseconds after its first hand-over has not heard its limits there.
+Its next context gets no memory limit and 8 multiprocessors, whatever its new server was told (4 of 11,
+server-lost-at-start.txt of docs/measured/2026-11-24-H100-580.159.04)."""
 MOST_LATE = 256
 """Clients whose acknowledgement, or last word, is outstanding; beyond it the oldest connection is closed."""
 FIRST_NOT_READY, LONGEST_NOT_READY = 0.25, 2.0
@@ -97,6 +101,8 @@ class Instance:
         """When MPS may be asked again which contexts there are."""
         self._limited = self._lifting = False
         """The daemon may have limits that were set here; where limits are to be left alone, they are lifted once."""
+        self._settling: dict[Process, list[int]] = {}
+        """Copies of what leads clients to their servers, until these have settled."""
         self._normal = False
         """The daemon's default client priority is certainly the normal one, so it need not be set again."""
 
@@ -175,9 +181,13 @@ class Instance:
                 return False
             connection = self._holding.get(held.connection)
             assert connection is not None
-            if identity.start_time(held.pid) == held.start:
+            if identity.start_time(held.pid) != held.start:
+                self._holding.left(connection)  # its process has ended and left the connection to a child
+            elif self._lost_start(held.process):
+                self._holding.refused(connection, LOST_START)
+                self._holding.close(connection)
+            else:
                 break
-            self._holding.left(connection)  # its process has ended and left the connection to a child
         user = self.admissions.user(held.uid)
         assert user is not None
         table = self.admissions
@@ -195,6 +205,26 @@ class Instance:
         connection.mark = Mark.HELD  # an earlier gate may have got further; the client has stayed silent
         self._handing(connection, HandOver(plan)).start()
         return True
+
+    def settle(self, process: Process, descriptors: list[int]) -> None:
+        """A client that is killed now must not hang up on its server before that has settled."""
+        self._settling[process] = descriptors
+        self.lane.loop.call_later(SETTLING, self._settled, process, descriptors)
+
+    def _settled(self, process: Process, descriptors: list[int]) -> None:
+        self._lost_start(process)
+        if self._settling.get(process) is descriptors:
+            del self._settling[process]
+        close_all(descriptors)
+
+    def _lost_start(self, process: Process) -> bool:
+        """Whether its server has ended before its first hand-over had settled."""
+        known = self._queue.known_process(process)
+        if known is None:
+            return False
+        if known.connections == 1 and any(hung_up(one) for one in self._settling.get(process, ())):
+            known.lost_start = True
+        return known.lost_start
 
     def _ask_for_contexts(self) -> None:
         """MPS's own list says which contexts have ended; who waits for a place is looked after again soon."""
@@ -664,8 +694,7 @@ class Handing:
     def _finish(self, outcome: handover.Outcome) -> None:
         self._close()
         self._instance.over(self, outcome)
-        # A client that is killed now must not hang up on its server before that has settled.
-        self._lane.loop.call_later(SETTLING, close_all, self._descriptors)
+        self._instance.settle(self.connection.process, self._descriptors)
         self._descriptors = []
 
     def _set_deadline(self) -> None:

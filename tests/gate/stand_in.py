@@ -50,6 +50,7 @@ class Daemon:
         for server in self.servers:
             self.threads[str(server)], self.memory[str(server)] = "100.0", {}
         self.refusals = int(options.get("refuse", 0))
+        self.lost = int(options.get("lose", 0))
         self.front_end = None
         self.peers = {}
         self.given = {}
@@ -107,6 +108,11 @@ class Daemon:
             with contextlib.suppress(OSError):
                 given.sock.send(bytes(4))
                 given.sock.send(json.dumps(given.limits).encode())
+            if self.lost:
+                self.lost -= 1
+                self.servers = []
+                del self.given[given.sock.fileno()]
+                given.sock.close()
 
     def ask_server(self):
         while unmet := [given for given in self.given.values() if len(given.said) < 3]:

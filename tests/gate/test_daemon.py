@@ -7,8 +7,9 @@ import time
 
 import pytest
 
+from mpsagent.gate.handshake_rescue import SETTLING
 from mpsagent.mps.rendezvous import Kind
-from mpsagent.wire.link import Failed, Handing, HandshakeSeen, Passed, Unconfirmed, User
+from mpsagent.wire.link import Failed, Handing, HandshakeSeen, Passed, Refused, Unconfirmed, User
 from tests.gate.rig import A, B, Rig, admissions, descriptor, introduce, limits, raw, wait_for
 
 pytestmark = pytest.mark.root
@@ -32,6 +33,24 @@ def test_a_new_daemon_is_greeted_and_told_the_limits_anew(rig: Rig) -> None:
     second = rig.start_daemon("server=78")
     assert client.served()["memory"] == {"0": 5120}
     wait_for(lambda: {first.process.pid, second.process.pid} == {one.daemon for one in agent.all(HandshakeSeen)})
+
+
+def test_who_has_lost_the_server_while_it_started_is_refused_its_context(rig: Rig) -> None:
+    """MPS would give it no memory limit (4 clients of an H100). Who lost a server later is served by the next one."""
+    _, agent = rig.start(admissions(User(A, "all", limits(30, 5))), "lose=1")
+    client = rig.client(A)
+    client.served()
+    client.more()
+    wait_for(lambda: client.saw("refused"))
+    refused = agent.wait(Refused)
+    assert (refused.pid, "its server ended while it started" in refused.why) == (client.pid, True)
+    later = rig.client(A)
+    later.served()
+    time.sleep(2 * SETTLING)
+    rig.stop_daemon()
+    rig.start_daemon()
+    later.more()
+    assert later.served(2)["memory"] == {"0": 5120}
 
 
 def test_a_daemon_that_turns_a_client_away_is_asked_again(rig: Rig) -> None:
