@@ -43,7 +43,7 @@ ENDED = 1.0
 NOT_ADMITTED = "not admitted any more; it is held on"
 LOST_START = "its server ended while it started, and MPS would now give it other limits than its own: start it again"
 """A client whose server is killed in the first milliseconds after its first hand-over has not heard its limits there.
-Its next context gets no memory limit and 8 multiprocessors, whatever its new server was told (4 of 11,
+Its next context gets no memory limit and 8 multiprocessors, whatever its new server was told (4 of 14,
 server-lost-at-start.txt of docs/measured/2026-11-24-H100-580.159.04)."""
 MOST_LATE = 256
 """Clients whose acknowledgement, or last word, is outstanding; beyond it the oldest connection is closed."""
