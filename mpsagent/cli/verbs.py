@@ -151,7 +151,7 @@ def events(
 # --- the policy
 
 
-@cli.group()
+@cli.group(commands=Late({"advise": "advise"}))
 def policy() -> None:
     """Check, show and explain the policy."""
 

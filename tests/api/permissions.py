@@ -36,6 +36,7 @@ VERBS: dict[str, list[str]] = {
     "lease end": ["1"],
     "lease list": [],
     "metrics": [],
+    "policy advise": [],
     "policy diff": [],
     "policy explain": ["alice"],
     "policy show": [],

@@ -37,10 +37,10 @@ print(*(name for group in (cli, cli.commands["policy"]) for name in group.comman
         [sys.executable, "-c", code, served.path], capture_output=True, text=True, check=True, timeout=60
     )
     modules, theirs, listed = (line.split() for line in done.stderr.splitlines())
-    others = {"bench", "lease", "metrics", "report", "timeline", "top"}
+    others = {"advise", "bench", "lease", "metrics", "report", "timeline", "top"}
     assert not others & {name.rpartition(".")[2] for name in modules}
     assert theirs == listed
-    assert {"bench", "lease", "metrics", "report", "timeline"} <= set(listed)
+    assert {"advise", "bench", "lease", "metrics", "report", "timeline"} <= set(listed)
 
 
 @pytest.mark.parametrize("verb", [*pages.PAGES, "status --json", "queue --json"])
