@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mpsagent.mps.units import duration_text, limits_words
+from mpsagent.policy import apart
 
 Record = Mapping[str, Any]
 Names = Callable[[int], str | None]
@@ -215,6 +216,15 @@ def _restart(w: _Words) -> str:
     return f"{w.user('by')} ordered a restart of the control daemon{until}"
 
 
+def _moved(w: _Words) -> str:
+    before, to = str(w["before"]), str(w["instance"])
+    if apart.users(before, [to]):
+        return f"{w.user()} waits for a control daemon of the user's own, {to}"
+    if apart.users(to, [before]):
+        return f"{w.user()} waits at instance {to}: control daemon {before} has ended"
+    return f"{w.user()} waits at instance {to}, which is idle, no longer at {before}"
+
+
 def _drain(w: _Words) -> str:
     timeout = w.get("timeout")
     until = "" if timeout is None else f"; what still runs after {duration_text(float(timeout))} is ended"
@@ -259,7 +269,7 @@ _SENTENCES: dict[str, Callable[[_Words], str]] = {
         f"daemon: {w['command']}"
     ),
     "log.unknown": lambda w: f"a line of {w['source']}.log was not understood: {w['text']}",
-    "user.moved": lambda w: f"{w.user()} waits at instance {w['instance']}, which is idle, no longer at {w['before']}",
+    "user.moved": _moved,
     "user.flood": lambda w: (
         f"{w.user()} comes, leaves or asks so often that only {w['most']} of it a minute are written down"
     ),

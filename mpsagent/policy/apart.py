@@ -15,14 +15,9 @@ LONGEST = 50
 _NAME = re.compile(r"(.+)-u(0|[1-9][0-9]{0,9})")
 
 
-def name(section: str, uid: int) -> str:
-    """The name of a user's instance."""
-    return f"{section}-u{uid}"
-
-
 def lane_name(section: str, user: int | None) -> str:
-    """The name of a lane: that of all users has the section's."""
-    return section if user is None else name(section, user)
+    """The name of a user's lane; that of all users has the section's."""
+    return section if user is None else f"{section}-u{user}"
 
 
 def split(instance: str) -> tuple[str, int] | None:

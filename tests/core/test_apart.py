@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mpsagent.core import actions as act
+from mpsagent.core import transitions as tr
+from mpsagent.core.sentences import sentence
 from mpsagent.core.waiting import waiting
 from tests.core.harness import ALICE, BOB, CAROL, POLICY, TOGETHER, Stage
 
@@ -176,6 +178,11 @@ def test_another_way_of_sharing_takes_hold_when_the_clients_have_ended(way: str)
     assert set(stage.daemons) == {None}
     assert stage.working(again) or stage.working(bob)
     assert stage.core.view().sharing == way
+    moved = [one for one in stage.happened(tr.UserMoved) if one.uid == ALICE]  # type: ignore[attr-defined]
+    assert [sentence({"kind": one.kind, **tr.transition_fields(one)}, {ALICE: "alice"}.get) for one in moved] == [
+        "alice waits for a control daemon of the user's own, gpu-u1001",
+        "alice waits at instance gpu: control daemon gpu-u1001 has ended",
+    ]
 
 
 def test_a_policy_that_comes_back_before_they_have_ended_lets_them_in() -> None:
