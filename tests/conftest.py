@@ -23,7 +23,6 @@ LONG = (
     # the simulator by itself: quick scenarios of tests/conformance hold it against real MPS
     "sim/test_daemon.py", "sim/test_users.py",
     "world/test_heart.py", "world/test_tenth.py",
-    "world/test_world.py::test_a_daemon_that_goes_on_is_not_killed_by_an_agent_that_stood_still",
     "world/test_trouble.py", "world/test_tenth.py", "world/test_administrator.py", "world/test_hours.py",
     "fuzz/test_fuzz.py::test_new_words",
     "api/test_views.py::test_every_state_of_every_recording_can_be_shown",

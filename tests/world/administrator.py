@@ -148,7 +148,8 @@ class Overseeing(trouble.Watchful):
         if since is not None and (late := self.world.kernel.now - since) > UNDER_WAY and life.honest:
             what = f"{late:.1f} s after a drain was answered"
             self.fail(f"client {life.process.pid} of user {life.uid} is let in {what}")
-        super().given(life)
+        if not any(one.what in ("restart", "drain") for one in self.day.faults):
+            super().given(life)  # whose turn such an order has ended is behind all others, though they came later
 
     def look(self) -> None:
         if self.world.drained is not None:
@@ -203,7 +204,8 @@ def orders(chance: random.Random, seed: int) -> Day:
             faults.append(Fault(at + chance.uniform(0.01, 25), "agent", "resume"))
     if chance.random() < 0.4:
         faults.append(Fault(chance.uniform(3, 60), chance.choice(("gate", "agent", "daemon")), "kill", 0))
-    bound = 40.0 + SERVED + 25.0 * len(users)
+    turns = way in ("own", "shared")
+    bound = 40.0 + SERVED + 25.0 * len(users) if longest == 1 or not turns else None  # turns last as long as work does
     return Day(seed, way, tuple(comings), tuple(sorted(faults, key=lambda one: one.at)), LIMITS, ends=True,
                name="orders", quiet=True, waits=bound, calm=0.0, preempt=chance.choice((0.0, 0.02)),
                until=400.0)  # fmt: skip

@@ -14,7 +14,7 @@ import pytest
 
 from tests.world import doors, many, test_tenth
 from tests.world.heart import BEGIN, calm, enumerate_all
-from tests.world.plans import WAYS, draw, fails, hour
+from tests.world.plans import WAYS, draw, fails
 from tests.world.world import Fault, World
 
 
@@ -129,12 +129,6 @@ def test_pairs_that_were_played_are_left_out_the_next_time_and_only_with_the_sam
     )
 
 
-def test_the_first_process_of_a_user_apart_is_on_record_although_it_is_never_let_in() -> None:
-    """Seed 3 without faults found it: what came while the user's own instance was made was told to nobody."""
-    found = fails(draw(3, faults=0))
-    assert found is None, found[0]
-
-
 def test_a_status_that_shows_who_has_ended_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpsagent.agent.clients.Clients.lose", lambda self, process: self.forget(process.pid))
     found = fails(draw(1, ("shared",), faults=0, hostile=False))
@@ -154,12 +148,6 @@ def test_a_gate_that_is_killed_loses_nobody_but_whom_it_has_accepted_that_moment
             assert "refused" in found[0]
             lost.append(next(line for line in found[1].story if "(before" in line).split("before ")[1])
     assert lost == ["send)", "send)"]  # its probe, and the connection of its channel
-
-
-def test_a_daemon_that_goes_on_is_not_killed_by_an_agent_that_stood_still() -> None:
-    """Hour 322927032 found it: what the agent had seen before it was stopped counted when it went on."""
-    found = fails(hour(322927032))
-    assert found is None, found[0]
 
 
 def test_the_agent_holds_no_process_of_those_who_were_refused(monkeypatch: pytest.MonkeyPatch) -> None:
