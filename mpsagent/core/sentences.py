@@ -318,6 +318,8 @@ _PHRASES: dict[str, Callable[[_Words], str]] = {
     "KillControl": lambda w: "killed the control daemon",
     "StartControl": lambda w: "started the control daemon",
     "Reconcile": lambda w: "asked the control daemon for its servers",
+    "OpenLane": lambda w: f"made the directories of a control daemon{w.of_user()}",
+    "CloseLane": lambda w: f"removed the directories of the control daemon{w.of_user()}",
     "RunHook": lambda w: f"ran the hook {w['program']}",
 }
 
