@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 _PREFIXES = {
     "libpod": "podman", "docker": "docker", "nerdctl": "containerd", "cri-containerd": "containerd", "crio": "cri-o",
@@ -26,6 +27,7 @@ class Container:
     pod: str | None = None
 
 
+@lru_cache(1024)  # each client is looked at for each list of clients
 def container(cgroup: str | None) -> Container | None:
     """The innermost one; None: the cgroup is no container's that is known by its name."""
     found: Container | None = None
