@@ -99,7 +99,7 @@ def main() -> int:
         first = stage.client(A, "sleep", 600)
         first.known()
         time.sleep(3.0)
-        idle = set(stage.walk(lambda: time.sleep(3.0)))
+        idle = set(stage.walk(lambda: time.sleep(20.0)))  # with each look that comes by itself, of 15 s at most
         walks = {"client": stage.walk(lambda: stage.client(A, "sleep", 600).working())}
         waiting = stage.client(B, "sleep", 600)
         waiting.queued()
