@@ -129,7 +129,7 @@ WORLD_SECONDS ?= 60
 world: $(STAMP)
 	@$(PY) -m tests.world $(if $(KIND),--kind $(KIND)) $(if $(SEED),--seed $(SEED),--seconds $(WORLD_SECONDS))
 
-# Some 70 minutes; ARGS='--only fault,ask --ways own' for less.
+# Some 50 minutes; ARGS='--only fault,ask --ways own' for less.
 HOSTILE_SECONDS ?= 6000
 hostile: $(STAMP)
 	@$(PY) campaigns/hostile.py --sim --seconds $(HOSTILE_SECONDS) $(ARGS)
