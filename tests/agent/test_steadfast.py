@@ -273,23 +273,6 @@ def test_a_store_that_cannot_be_written_is_said_until_it_can(place: Path) -> Non
     play(place, scenario)
 
 
-def test_what_a_policy_surely_does_not_mean_is_said_and_forgotten(place: Path) -> None:
-    """A user who does not exist has limits that nobody gets; the policy stays in force."""
-    path = place / "policy.toml"
-
-    async def scenario(agent: Agent) -> None:
-        def said() -> list[str]:
-            return [one.what for one in node_of(agent).conditions.all() if "nosuchuser" in one.what]
-
-        await until(said)
-        assert f"{path}:3" in said()[0]
-        path.write_text(path.read_text().replace("[user.nosuchuser]", "[user.root]"))
-        assert await node_of(agent).load_policy() == ()
-        await until(lambda: not said())
-
-    play(place, scenario, text="[limits]\nthreads = 20\n[user.nosuchuser]\nthreads = 10\n")
-
-
 def test_a_mistake_in_one_rule_is_a_condition_and_the_others_decide(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
