@@ -553,7 +553,7 @@ class ServerProcess:
             self.set_limit(int(device), int(size))
         self.log.write(texts.PRIORITY.format(priority=priority), texts.STARTED)
         while True:
-            files: list[File] = [self.orders.file, *([] if self.hung else [link.end.file for link in self.links])]
+            files: list[File] = [self.orders.file, *(link.end.file for link in self.links)]
             times = [at for at, _ in self.alarms] + ([self.busy_until] if self.busy_until > kernel.now else [])
             if self.busy_until > kernel.now and not self.orders.over:
                 files.remove(self.orders.file)
@@ -564,8 +564,15 @@ class ServerProcess:
                 message = self.orders.file.next()
                 if (status := (yield from self.order(message))) is not None:
                     return status
-            for link in [] if self.hung else sorted(self.links, key=lambda one: -one.number):
-                yield from self.listen(link)
+            for link in sorted(self.links, key=lambda one: -one.number):
+                if not self.hung:
+                    yield from self.listen(link)
+                elif link.end.over:  # the client's own thread hears that it has gone, and no more comes of it (H1)
+                    self.links.remove(link)
+                    link.end.close()
+                    self.log.write(texts.LOST.format(pid=link.client.pid, context=link.number))
+                else:
+                    link.end.file.messages.clear()
             for alarm in [one for one in self.alarms if one[0] <= kernel.now]:
                 self.alarms.remove(alarm)
                 alarm[1]()

@@ -627,6 +627,20 @@ def play(name: str) -> str | None:
     return "\n".join(rig.transcript) + "\n"
 
 
+def as_here(raw: Path) -> str:
+    """With the GPU and the directory of a world."""
+    text = raw.read_text(errors="replace")
+    for name in set(re.findall(r"(?:on device \d+ \(|Device )(NVIDIA [\w ]+?)(?:\)| \(uuid)", text)):
+        text = text.replace(name, gpu.NAME)
+    text = re.sub(r"free (\d+) MiB total (\d+) MiB", lambda one: _scaled(int(one[1]), int(one[2])), text)
+    return re.sub(r"'/tmp/[^']*/relay'", f"'{BASE}/relay'", text)
+
+
+def _scaled(free: int, total: int) -> str:
+    most = free > 0.95 * total
+    return f"free {gpu.TOTAL - (total - free) if most else free} MiB total {gpu.TOTAL} MiB"
+
+
 def steps(section: Any) -> int:
     return sum(map(len, section.streams().values()))
 
@@ -651,7 +665,7 @@ def main() -> int:
     asked = words.parse_args()
     found = report.references()
     if asked.raw:
-        found.real = {name: [("real now", whole)] for name, whole in report.wholes(asked.raw.read_text()).items()}
+        found.real = {name: [("real now", whole)] for name, whole in report.wholes(as_here(asked.raw)).items()}
     simulated = report.played(asked.sim.read_text()) if asked.sim else {}
     total, equal, well, left = 0, 0, True, []
     print(f"{'scene':5} {'steps':>5}  {'world':18} {'simulator':18}")

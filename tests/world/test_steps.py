@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.conformance import report, scenarios
 from tests.world import steps
 
 REFERENCES = report.references()
+REAL = Path(__file__).with_name("handovers-h100.txt")
 
 
 @pytest.mark.parametrize(
@@ -19,6 +22,21 @@ def test_a_scene_is_as_it_was_on_real_mps(name: str) -> None:
         assert name in ("X2", "X10", "X25", "X27")  # what no world has
         return
     said, good, differences = steps.row(name, report.played(raw)[name], REFERENCES)
+    assert good, "\n".join([said, *differences])
+
+
+HANDOVERS = report.References(
+    {name: [("an H100", whole)] for name, whole in report.wholes(steps.as_here(REAL)).items()}, {}, REFERENCES.known
+)
+
+
+@pytest.mark.parametrize("name", HANDOVERS.real)
+def test_a_death_in_a_hand_over_is_as_it_was_on_real_mps(name: str) -> None:
+    """On an H100 with driver 580; a hung server says who leaves it, and the simulator's did not."""
+    raw = steps.play(name)
+    assert raw is not None
+    said, good, differences = steps.row(name, report.played(raw)[name], HANDOVERS)
+    assert said, name
     assert good, "\n".join([said, *differences])
 
 

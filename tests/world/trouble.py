@@ -213,7 +213,10 @@ class Returning(Client):
             yield [], kernel.now + 0.015
             life.inside = False  # type: ignore[attr-defined]
             channel.close()
-            yield [], kernel.now + self.world.chance.choice((0.505, 0.51, 0.515)) + self.world.chance.uniform(0.0, 0.01)
+            yield (
+                [],
+                kernel.now + self.world.chance.choice((0.49, 0.495, 0.5, 0.505)) + self.world.chance.uniform(0.0, 0.01),
+            )
 
 
 PEOPLE: Mapping[str, type[Client]] = {
@@ -625,8 +628,8 @@ def jobs(chance: random.Random, seed: int) -> Day:
     one, other, *hung = chance.sample(sorted(LIMITS), 6)
     comings = [Guest(2 + chance.uniform(0, 3), uid, 50.0) for uid in (one, other) for _ in range(34)]
     comings += [Guest(6.0 + place, uid, 80.0, kind="liar") for uid in hung for place in range(2)]
-    faults = (Fault(chance.uniform(20, 24), "agent", "a job ends", chance.randint(5, 60)),)
-    return Day(seed, "apart", tuple(comings), faults, LIMITS, name="jobs", preempt=0.1, over=70.0)
+    faults = (Fault(chance.uniform(20, 24), "agent", "a job ends", chance.randint(1, 30)),)
+    return Day(seed, "apart", tuple(comings), faults, LIMITS, name="jobs", preempt=0.2, over=70.0)
 
 
 def slips(chance: random.Random, seed: int) -> Day:

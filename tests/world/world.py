@@ -339,7 +339,7 @@ class World:
         world = self
 
         class Bus:
-            def state(self) -> GateState:
+            def both(self) -> GateState:
                 return GateState("active", "active", f"{PUBLIC}/control", (f"MPSAGENT_HIDDEN={HIDDEN}",))
 
             def reload(self) -> None: ...
