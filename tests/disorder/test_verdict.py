@@ -196,12 +196,13 @@ def test_kills_of_this_test_excuse_what_they_cut_and_an_agent_that_is_killed_exc
         cut = client("query", FREE.uid, refused(), started=0.9, rc=10)
         between = client("query", FREE.uid, said, rc=12)
         hit = client("sleep", FREE.uid, [*sees(), (1.2, "work now CUDA_ERROR_MPS_RPC_FAILURE")], rc=14)
+        crashed = client("query", FREE.uid, said[:1], rc=-6, ended=3.0)
         entitled = {(user.uid, 0): RIGHT for user in POPULATION.users}
-        return dict(judge([cut, between, hit], POPULATION, MACHINE, entitled, kills=[(1.0, what)]).counts)
+        return dict(judge([cut, between, hit, crashed], POPULATION, MACHINE, entitled, kills=[(1.0, what)]).counts)
 
-    assert found("daemon") == found("server") == {"cut": 1, "hit": 2}
-    assert found("gate") == {"cut": 1, "refused": 1, "harmed": 1}
-    assert found("agent") == {"refused": 2, "harmed": 1}
+    assert found("daemon") == found("server") == {"cut": 1, "hit": 3}
+    assert found("gate") == {"cut": 1, "refused": 1, "harmed": 1, "broken": 1}
+    assert found("agent") == {"refused": 2, "harmed": 1, "broken": 1}
 
 
 def test_a_hostage_excuses_the_neighbours_of_its_server() -> None:
