@@ -94,6 +94,7 @@ class Observer:
         """Who is stopped, and whose client computes nothing."""
         state = self._core.state
         pids = [*state.servers, *(lane.control.pid for lane in state.lanes.values() if lane.control is not None)]
+        pids += [] if state.gate is None else [state.gate.pid]
         pids += [held.peer.pid for held in state.held.values() if held.handing is not None]
         found = frozenset(pid for pid in pids if stopped(pid)) | self._clients.stopped()
         if now >= self._cpu_at + CPU_EVERY:

@@ -189,7 +189,7 @@ def _suspects(view: View, memory: Memory) -> list[_Suspect]:
         since = since if view.state.lane.silent_since is None else min(since, view.state.lane.silent_since)
         what = f"control daemon {control.pid} has been stopped"
         found.append(_Suspect(0, since + policy.hang_control, what, "hang.control", None))
-    elif view.state.lane.silent_since is not None and not busy:
+    elif view.state.lane.silent_since is not None and not busy and not _gate_stands(view):
         what = "the control daemon does not answer"
         holder = max(state.servers.values(), key=lambda one: one.started, default=None)
         patience = max(policy.hang_control, HANDOVER) if state.held.handing else policy.hang_control
@@ -199,6 +199,12 @@ def _suspects(view: View, memory: Memory) -> list[_Suspect]:
         killed = None if holder is None else holder.pid
         found.append(_Suspect(0, view.state.lane.silent_since + patience, what, "hang.control", killed))
     return found
+
+
+def _gate_stands(view: View) -> bool:
+    """It is stopped in the middle of a hand-over, and MPS waits for it; no one would be let in by a server's end."""
+    gate = view.state.gate
+    return gate is not None and gate.pid in view.state.stopped and bool(view.state.held.handing)
 
 
 def _makes_way_by(view: View, server: Server, asked: float) -> float | None:

@@ -121,6 +121,10 @@ class View:
         return self.state.control is not None and self.state.control.proven
 
     @property
+    def control_stopped(self) -> bool:
+        return self.state.control is not None and self.state.control.pid in self.state.stopped
+
+    @property
     def shared(self) -> bool:
         """One multi-user server for all: as the control daemon was started, which a changed policy does not change."""
         control = self.state.control

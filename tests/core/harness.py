@@ -318,6 +318,7 @@ class Stage:
         if self.core is not core:
             return
         stopped = frozenset(p.pid for p in self.procs.values() if p.stopped)
+        stopped |= {self.gate.pid} if self.gate.stopped else frozenset()
         for mps in self.daemons.values():
             stopped |= {s.pid for s in mps.servers.values() if s.stopped}
             stopped |= {mps.control} if mps.control and mps.stopped else frozenset()

@@ -159,6 +159,21 @@ def test_a_stopped_daemon_that_nobody_asks_is_resumed_after_its_deadline() -> No
     assert stage.actions(*KILLS) == []
 
 
+@both
+def test_no_server_is_killed_while_the_gate_is_stopped_in_a_hand_over(shared: bool) -> None:
+    """MPS waits for the gate then, which systemd ends within 12 s; the next one goes on (tests.world, hour 3000623)."""
+    stage = Stage(PATIENT, shared=shared).up()
+    alice = stage.client(ALICE)
+    stage.run(1)
+    stage.client(ALICE, hollow=13.0)
+    stage.run(0.1)
+    stage.gate.stopped = True
+    stage.feed(inp.DaemonSilent(stage.now, True))
+    stage.run(13)
+    assert stage.actions(*KILLS) == []
+    assert stage.working(alice)
+
+
 def rebuilding(stage: Stage) -> tuple[Server, Proc]:
     """A server after a fault, whose last client has gone and which answers nothing; and who waits for it."""
     alice = stage.client(ALICE)

@@ -75,6 +75,20 @@ def test_a_first_hand_over_that_takes_long_is_waited_for(shared: bool) -> None:
 
 
 @both
+def test_who_is_first_while_the_control_daemon_is_stopped_stays_first(shared: bool) -> None:
+    """No user stops it: 10 s in vain are not its user's (tests.world, hour 3000105)."""
+    stage = Stage(PATIENT, shared=shared).up()
+    stage.mps.never_resumes = True
+    stage.mps.stopped = True
+    alice = stage.client(ALICE)
+    stage.run(0.5)
+    bob = stage.client(BOB)
+    stage.run(20)
+    assert stage.working(alice)
+    assert not stage.working(bob)
+
+
+@both
 def test_a_hand_over_that_the_gate_gave_up_without_a_word_holds_up_no_turn(shared: bool) -> None:
     """A table in force says that no hand-over is under way that it does not allow."""
     stage = Stage(POLICY.replace("threads = 60", "threads = 60\nmax_clients = 1"), shared=shared).up()

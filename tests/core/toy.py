@@ -308,6 +308,7 @@ class Gate:
         self.clock, self.tell = clock, tell
         self.ways: dict[Key, Way] = {None: Way(None, mps)}
         self.pid = 60
+        self.stopped = False
         self.held: dict[int, Connection] = {}
         self.known: dict[Process, Proc] = {}
         self.lanes: dict[Process, Key] = {}
