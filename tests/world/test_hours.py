@@ -1,4 +1,4 @@
-"""A hundred hours of a node, always the same ones: what fails here is due to a change. `make world` plays other ones."""
+"""A hundred hours of a node, always the same: what fails here is due to a change. `make world` plays other ones."""
 
 from __future__ import annotations
 
