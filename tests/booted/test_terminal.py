@@ -25,6 +25,7 @@ def test_who_waits_is_told_on_the_terminal_and_who_has_none_is_not(running: Mach
     said: list[str] = []
     reader = threading.Thread(target=lambda: said.extend(iter(lambda: waiter.stdout.read(1), "")))  # type: ignore[union-attr]
     reader.start()
+    until("it waits, before the others", lambda: api(running, "/v1/status")["waiting"])
     for user in (WAITER, STRANGER):
         running.start(CLIENT, "sleep", "600", user=user)
     until("the waiting user is told", lambda: "waits for the GPU: it is the turn of" in "".join(said))
