@@ -23,7 +23,8 @@ AFTER = 30.0
 EVERY = 1.0
 """Seconds between two looks: it is as much work as the rest of a quiet world."""
 FEW = 12
-"""Clients at work, each with up to three contexts, with which no server is full."""
+"""Clients at work with which no server is full, as each has at most ``CONTEXTS``."""
+CONTEXTS = 3
 NEAR = 0.3
 """Seconds by which a time on record may differ from the one seen from outside."""
 What = tuple[Any, ...]
@@ -150,7 +151,8 @@ class Shown:
         could = {
             "drain": world.drained is not None, "denied": "deny" in policy, "max_clients": "max_clients" in policy,
             "max_contexts": "max_contexts" in policy, "total": "total_" in policy, "paused": "pause" in policy,
-            "turn": plan.turns, "apart": plan.way == "apart", "full": contexts > FEW,
+            "turn": plan.turns, "apart": plan.way == "apart",
+            "full": contexts > FEW or any(one.contexts > CONTEXTS for one in plan.comings),
             "name": getattr(plan, "by_name", False),
         }  # fmt: skip
         for row in world.shown.queue():
