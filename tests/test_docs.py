@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import click
 import pytest
 
+from mpsagent.agent import conditions
 from mpsagent.cli.verbs import cli
 from mpsagent.policy.files import load
 from mpsagent.policy.keys import KEYS
@@ -107,6 +108,19 @@ def test_every_row_of_the_drivers_tables_is_compared_by_the_test_that_has_seen_i
     assert len(rows) > 30
     tried = {row for row, said in rows.items() if set(list(said.values())[:3]) != {page.NOT_TRIED}}
     assert [row for row in tried if not any(row.startswith(str(one)) for one in compared)] == []
+
+
+def test_the_bounds_of_units_are_those_of_the_units() -> None:
+    """systemd and the kernel keep them; the page says what they are. The agent sets its descriptors itself."""
+    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    said = re.findall(r"^\| at most \| (.*?) \| (.*?) \| (.*?) \|", text, re.MULTILINE)
+    bounds = []
+    for unit in ("mpsagent-gate", "mpsagent", "mpsagent-api"):
+        lines = dict(re.findall(r"^(\w+)=(.*)$", (ROOT / "systemd" / f"{unit}.service").read_text(), re.MULTILINE))
+        files = lines.get("LimitNOFILE", str(conditions.FILES))
+        bound = f"{lines['MemoryMax']} of memory, {lines['TasksMax']} tasks, {files} files"
+        bounds.append(bound + ", one processor" * (lines.get("CPUQuota") == "100%"))
+    assert said == [tuple(bounds)]
 
 
 def _defines(path: Path, name: str) -> bool:
