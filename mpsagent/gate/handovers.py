@@ -46,7 +46,8 @@ LOST_START = "its server ended while it started, and MPS would now give it other
 Its next context gets no memory limit and 8 multiprocessors, whatever its new server was told (4 of 14,
 server-lost-at-start.txt of docs/measured/2026-11-24-H100-580.159.04)."""
 MOST_LATE = 256
-"""Clients whose acknowledgement, or last word, is outstanding; beyond it the oldest connection is closed."""
+"""Clients whose acknowledgement, or last word, is outstanding; beyond it the oldest connection is closed. The same of
+those whose server ended while they started."""
 FIRST_NOT_READY, LONGEST_NOT_READY = 0.25, 2.0
 """Seconds for which no one is handed over once a server says that it is in FAULT, doubling: a descriptor is given there
 all the same, and each client would be lost. In this time the agent learns of the fault and says what to do. Where a
@@ -103,6 +104,8 @@ class Instance:
         """The daemon may have limits that were set here; where limits are to be left alone, they are lifted once."""
         self._settling: dict[Process, list[int]] = {}
         """Copies of what leads clients to their servers, until these have settled."""
+        self._lost: dict[Process, None] = {}
+        """Whose server ended while they started: for good, though the agent soon releases them as who has no server."""
         self._normal = False
         """The daemon's default client priority is certainly the normal one, so it need not be set again."""
 
@@ -220,11 +223,12 @@ class Instance:
     def _lost_start(self, process: Process) -> bool:
         """Whether its server has ended before its first hand-over had settled."""
         known = self._queue.known_process(process)
-        if known is None:
-            return False
-        if known.connections == 1 and any(hung_up(one) for one in self._settling.get(process, ())):
-            known.lost_start = True
-        return known.lost_start
+        first = known is not None and known.connections == 1
+        if first and any(hung_up(one) for one in self._settling.get(process, ())):
+            self._lost[process] = None
+            if len(self._lost) > MOST_LATE:
+                del self._lost[next(iter(self._lost))]
+        return process in self._lost
 
     def _ask_for_contexts(self) -> None:
         """MPS's own list says which contexts have ended; who waits for a place is looked after again soon."""

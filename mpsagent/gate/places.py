@@ -33,7 +33,7 @@ Process = tuple[int, int]
 @dataclass(slots=True)
 class KnownProcess:
     """A process that was handed over and lives, with the limits of its last hand-over. ``listed``: its contexts by
-    device; ``opened``: when further ones were handed over; ``lost_start``: its server ended while it started."""
+    device; ``opened``: when further ones were handed over."""
 
     pid: int
     uid: int
@@ -45,7 +45,6 @@ class KnownProcess:
     instance: str = ""
     listed: Counter[int] = field(default_factory=Counter)
     opened: list[float] = field(default_factory=list)
-    lost_start: bool = False
 
     @property
     def process(self) -> Process:

@@ -45,6 +45,7 @@ class Cuda:
         self.error: str | None = None
         self.held = False  # the device stands still: a neighbour is being terminated
         self.channel: _socket.socket | None = None
+        self.told: wire.Lines | None = None  # what comes there
         self.context: wire.Lines | None = None
         self.more: list[wire.Lines] = []
         self.speed = float(os.environ.get("MPSSIM_SPEED") or 1)
@@ -89,7 +90,7 @@ class Cuda:
         word, *rest = answer.split()
         if word == "FAIL" or lines is None:
             return "CUDA_ERROR_" + rest[0]
-        self.channel = lines.connection
+        self.channel, self.told = lines.connection, lines
         self.entry.kind = "mps"
         self.speed = float(rest[0])
         return self._see([gpu.Device(int(ordinal)) for ordinal in rest[1].split(",")])
@@ -169,11 +170,23 @@ class Cuda:
             if word == "FAIL" or lines is None:
                 return "CUDA_ERROR_" + rest[0]
             self.context = lines
-            self._take_limits(float(rest[0]), int(rest[1]), at)
+            percentage, limit = self._heard(at) if rest[0] == "-" else (float(rest[0]), int(rest[1]))
+            self._take_limits(percentage, limit, at)
             time.sleep(float(rest[2]))
         self._delay(66)
         self._register()
         return SUCCESS
+
+    def _heard(self, at: int) -> tuple[float, int]:
+        """What the server of its channel had said before it was killed; nothing: then it has no memory limit and 8
+        multiprocessors, whatever the next server has (server-lost-at-start.txt)."""
+        assert self.told is not None
+        self.told.connection.setblocking(False)
+        while (line := self.told.wait()) is not None:
+            if line.startswith("LIMITS "):
+                _, percentage, sizes = line.split()
+                return float(percentage), int(sizes.split(",")[at])
+        return 0.0, 0
 
     def another_context(self) -> str:
         """cuCtxCreate beside the primary context."""

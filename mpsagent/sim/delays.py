@@ -79,6 +79,11 @@ class Delays:
         """From a client's letting go of its work to the answer of terminate_client (X13: 6 to 8 ms)."""
         return self._between(5, 7)
 
+    def limits_told(self) -> float:
+        """From a client's channel to its having heard its limits: those of the last 8 ms before their server was killed
+        had not (server-lost-at-start.txt)."""
+        return 0.008 / self.speed
+
     def channel_close(self) -> float:
         """Between the loss of a client's context and that of its channel (context 0)."""
         return self._between(13, 17)

@@ -105,7 +105,7 @@ class Server:
                 self.order(line.split())
             poll = select.poll()
             poll.register(self.control.connection.fileno(), select.POLLIN)
-            for fd in {} if self.hung else self.links:  # a hung server does not even notice who leaves (X18)
+            for fd in self.links:
                 poll.register(fd, select.POLLIN)
             timeout = None
             times = [at for at, _ in self.alarms] + ([] if self._free() else [self.busy_until])
@@ -264,9 +264,11 @@ class Server:
         if number == 0:
             client = Client(pid, "3f", self.percentage, dict(self.limits))
             self.clients[pid] = client
-        if client is None or at >= len(self.devices):
+        if (client is None and number != 1) or at >= len(self.devices):
             self.refuse(connection, "MPS_RPC_FAILURE")
             return
+        if client is None:
+            client = self.clients[pid] = Client(pid, "3f", None, {})
         self.log.write(texts.CONNECTED.format(pid=pid, context=number), texts.WORKER.format(pid=pid, context=number))
         if number and sum(link.device == at for link in self._contexts()) >= MAX_CLIENTS:
             # in these words, of a process that goes on (docs/measured/2026-11-23-2xH200-580.159.04/contexts-full.txt)
@@ -282,6 +284,9 @@ class Server:
         if number == 0:
             client.channel = link
             wire.send(connection, f"OK {self.delays.speed} " + ",".join(str(one.ordinal) for one in self.devices))
+            sizes = ",".join(str(self.limits.get(one, 0)) for one in range(len(self.devices)))
+            told = f"LIMITS {self.percentage} {sizes}"
+            self.later(self.delays.limits_told(), lambda: tell(connection, told))
             return
         if client.number == 0:
             self.client_count += 1
@@ -297,7 +302,8 @@ class Server:
             os._exit(1)
         self.log.write(texts.STATUS.format(pid=pid, context=number))
         wait = self.delays.client_context(at, time.monotonic())
-        wire.send(connection, f"OK {client.percentage} {client.limits.get(at, 0)} {wait:.3f}")
+        given = "- -" if client.percentage is None else f"{client.percentage} {client.limits.get(at, 0)}"
+        wire.send(connection, f"OK {given} {wait:.3f}")
 
     def handshake(self, connection: _socket.socket) -> tuple[int, int, int] | None:
         """The client's pid from its credentials, which context it is (0: the channel), on which device; as long as it
@@ -337,6 +343,8 @@ class Server:
 
     def hear(self, link: Link) -> None:
         link.lines.read()
+        if self.hung:
+            link.lines.buffer = b""
         while (line := link.lines.pop()) is not None:
             if line.startswith("NAME "):
                 link.client.name = line[5:]
@@ -355,7 +363,9 @@ class Server:
         if link.lines.ended:
             del self.links[link.lines.connection.fileno()]
             link.lines.connection.close()
-            if link.number:
+            if self.hung:  # the client's own thread hears that it has gone, and no more comes of it (H1)
+                self.log.write(texts.LOST.format(pid=link.client.pid, context=link.number))
+            elif link.number:
                 self.lose_context(link)
             else:
                 self.closing.append(link)
@@ -379,6 +389,8 @@ class Server:
         client = link.client
         client.last_close = time.monotonic()
         client.contexts.pop(link.number, None)
+        if client.channel is None and not client.contexts:
+            del self.clients[client.pid]
         self.note_work()
         self.log.write(texts.LOST.format(pid=client.pid, context=link.number))
         kernel = link.kernel
@@ -430,6 +442,11 @@ class Server:
         for one in hit:
             one.sticky = True
             wire.send(one.lines.connection, "STICKY")
+
+
+def tell(connection: _socket.socket, text: str) -> None:
+    """It may have gone."""
+    wire.send(connection, text)
 
 
 def main(pipe: str, server_log: int, devices: list[gpu.Device], delays: Delays, uid: int, after_a_kill: bool) -> int:

@@ -22,9 +22,10 @@ class Link:
 
 
 class Client:
-    """A client process. Its limits are those of the server when its channel was connected (02 R2)."""
+    """A client process. Its limits are those of the server when its channel was connected (02 R2). ``percentage`` None:
+    that was another server, which was killed while the client started; what it has heard there holds."""
 
-    def __init__(self, pid: int, name: str, percentage: float, limits: dict[int, int]) -> None:
+    def __init__(self, pid: int, name: str, percentage: float | None, limits: dict[int, int]) -> None:
         self.pid, self.name = pid, name
         self.number = 0  # counted from the first context on
         self.percentage, self.limits = percentage, limits

@@ -9,7 +9,7 @@ import pytest
 
 from mpsagent.gate.handshake_rescue import SETTLING
 from mpsagent.mps.rendezvous import Kind
-from mpsagent.wire.link import Failed, Handing, HandshakeSeen, Passed, Refused, Unconfirmed, User
+from mpsagent.wire.link import Failed, Handing, HandshakeSeen, Passed, Refused, Release, Unconfirmed, User
 from tests.gate.rig import A, B, Rig, admissions, descriptor, introduce, limits, raw, wait_for
 
 pytestmark = pytest.mark.root
@@ -36,10 +36,13 @@ def test_a_new_daemon_is_greeted_and_told_the_limits_anew(rig: Rig) -> None:
 
 
 def test_who_has_lost_the_server_while_it_started_is_refused_its_context(rig: Rig) -> None:
-    """MPS would give it no memory limit (4 clients of an H100). Who lost a server later is served by the next one."""
+    """MPS would give it no memory limit (4 clients of an H100), also when the agent has long released it as one without
+    a server: a new daemon may take seconds. Who lost a server later is served by the next one."""
     _, agent = rig.start(admissions(User(A, "all", limits(30, 5))), "lose=1")
     client = rig.client(A)
     client.served()
+    time.sleep(2 * SETTLING)
+    agent.say(Release(client.pid, agent.wait(Passed).start, 1))
     client.more()
     wait_for(lambda: client.saw("refused"))
     refused = agent.wait(Refused)

@@ -80,6 +80,30 @@ def test_credentials_that_root_passes_on_count(mps: Mps) -> None:
     assert f"NEW CLIENT {client.pid} from user {A}: Server is not ready" in mps.log("control.log")
 
 
+@pytest.mark.parametrize("speed", [1.0, pytest.param(0.05, marks=pytest.mark.long)], ids=["told", "not told"])
+def test_who_loses_the_server_before_it_was_told_its_limits_has_none_at_the_next(mps: Mps, speed: float) -> None:
+    """server-lost-at-start.txt of docs/measured: 8 multiprocessors and all memory for the 4 of 14 clients that came to
+    their server in its last 8 ms."""
+    mps.start(MPSSIM_SPEED=str(speed))
+    mps.ctl("set_default_active_thread_percentage 20\nset_default_device_pinned_mem_limit 0 2G")
+    killed: list[int] = []
+
+    class Losing(relay.Relay):
+        def acknowledged(self) -> None:
+            if not killed:
+                killed.append(mps.server_process())
+                time.sleep(0.1 if speed == 1.0 else 0.04)
+                os.kill(killed[0], signal.SIGKILL)
+
+    gate = Losing(mps.pipe / "control", lambda *_: killed and mps.saw("control.log", f"Server {killed[0]} exited"))
+    gate.open.set()
+    with relay.listening(mps.directory / "public" / "control", gate.serve):
+        client = mps.client(A, "query", CUDA_MPS_PIPE_DIRECTORY=str(mps.directory / "public"))
+        assert client.end() == 0
+    assert (client.sms(), client.free() > 100_000) == ((26, False) if speed == 1.0 else (8, True))
+    assert f"Client {{PID: {client.pid}, Context ID: 1}} connected" in mps.log("server.log")
+
+
 def turned_away(manner: str, probes: list[int]) -> Callable[[socket.socket], None]:
     def serve(client: socket.socket) -> None:
         probes.append(0)

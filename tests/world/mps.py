@@ -490,10 +490,11 @@ class Link:
 
 
 class ClientOf:
-    """A client process as its server knows it, with the limits of the moment in which its channel came."""
+    """A client process as its server knows it, with the limits of the moment in which its channel came; ``channel``:
+    whether it came to this server, and not to one that was killed while the client started."""
 
-    def __init__(self, pid: int, percentage: float, memory: int) -> None:
-        self.pid, self.percentage, self.memory = pid, percentage, memory
+    def __init__(self, pid: int, limits: str, channel: bool) -> None:
+        self.pid, self.limits, self.channel = pid, limits, channel
         self.contexts: dict[int, Link] = {}
         self.number = 0
         """Of the clients of this server that have made a context."""
@@ -688,7 +689,9 @@ class ServerProcess:
             yield [], self.kernel.now + self.delays.recreate()
         end.say(word(0))
         if number == 0:
-            self.clients[pid] = ClientOf(pid, self.percentage, self.limits.get(0, 0))
+            self.clients[pid] = ClientOf(pid, f"{self.percentage} {self.limits.get(0, 0)}", True)
+        elif number == 1:
+            self.clients.setdefault(pid, ClientOf(pid, "- -", False))
         client = self.clients.get(pid)
         if client is None:
             end.say(b"FAIL 806")
@@ -708,6 +711,7 @@ class ServerProcess:
         self.links.append(link)
         if number == 0:
             end.say(b"OK")
+            self.later(self.delays.limits_told(), lambda: end.say(b"LIMITS " + client.limits.encode()))
             self.world.judges.arrived(self, pid, client)
             return None
         if not client.number:
@@ -725,7 +729,9 @@ class ServerProcess:
             return 1
         self.log.write(texts.STATUS.format(pid=pid, context=number))
         wait = self.delays.client_context(0, self.kernel.now)
-        end.say(f"OK {client.percentage} {client.memory} {wait:.3f}".encode())
+        if not client.channel:
+            self.world.judges.arrived(self, pid, client)
+        end.say(f"OK {client.limits} {wait:.3f}".encode())
         return None
 
     def listen(self, link: Link) -> Steps:
@@ -751,6 +757,8 @@ class ServerProcess:
                 return
             client.last_close = self.kernel.now
             client.contexts.pop(link.number, None)
+            if not client.channel and not client.contexts:
+                del self.clients[client.pid]
             self.log.write(texts.LOST.format(pid=client.pid, context=link.number))
             kernel = link.kernel
             if link.terminating:

@@ -65,6 +65,7 @@ class Client:
         self.process = life.process
         self.contexts = contexts
         self.public = world.public
+        self.channel: End | None = None
 
     def run(self) -> Steps:
         life = self.life
@@ -100,7 +101,7 @@ class Client:
         if greeting is None or len(greeting.data) != len(GREETING):
             life.error = "outside MPS"
             return
-        channel = yield from self.meet(0)
+        channel = self.channel = yield from self.meet(0)
         if channel is None or life.error is not None:
             return
         answer = yield from channel.hear()
@@ -118,14 +119,14 @@ class Client:
                 life.error = "806" if answer is None else answer.data.decode().split()[-1].replace("OK", "806")
                 return
             made.append(context)
-            _, percentage, memory, wait = answer.data.decode().split()
+            *limits, wait = self.granted(answer.data)
             if life.limits is None:
-                life.limits = (float(percentage), int(memory))
+                life.limits = (limits[0], int(limits[1]))
                 life.worked = kernel.now
                 self.world.uses[self.process.pid] = ("mps", 582)
                 self.process.on_end.append(lambda process: self.world.uses.pop(process.pid, None))
                 self.world.judges.works(life)
-            yield [], kernel.now + float(wait) + 0.066
+            yield [], kernel.now + wait + 0.066
         yield from self.work(made)
         life.over = kernel.now
         for one in made:
@@ -133,6 +134,16 @@ class Client:
         yield [], kernel.now + 0.015
         channel.close()
         yield [], kernel.now + 0.011
+
+    def granted(self, answer: bytes) -> tuple[float, float, float]:
+        """Active thread percentage, MiB, and how long the context takes. Where another server made its channel: what
+        that one had said before it was killed; nothing, which is 8 multiprocessors and all memory."""
+        _, *limits, wait = answer.decode().split()
+        if limits == ["-", "-"]:
+            assert self.channel is not None
+            said = [one.data.decode().split() for one in self.channel.file.messages]
+            limits = said[0][1:] if said else ["0", "0"]
+        return float(limits[0]), float(limits[1]), float(wait)
 
     def meet(self, number: int) -> Generator[tuple[list[File], float | None], None, End | None]:
         """A whole rendezvous, as for each context. None: ``life.error`` says why."""

@@ -110,7 +110,7 @@ class Program(Client):
         self.inside = greeting is not None
         channel = None
         if self.inside:
-            channel = yield from self.meet(0)
+            channel = self.channel = yield from self.meet(0)
             answer = None if channel is None else (yield from channel.hear())
             if answer is None or answer.data != b"OK":
                 self.life.error = self.life.error or "806"
@@ -145,14 +145,14 @@ class Program(Client):
                 self.life.error = self.life.error or said
             else:
                 self.made.append(context)
-                _, percentage, memory, wait = answer.data.decode().split()
+                percentage, memory, wait = self.granted(answer.data)
                 own = limits.percentage(self.process.environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "")) or 100.0
-                self.sms = gpu.multiprocessors(min(own, float(percentage)))
+                self.sms = gpu.multiprocessors(min(own, percentage))
                 asked = limits.client_limits(self.process.environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", ""),
                                              [DEVICE.uuid])  # fmt: skip
                 given = [] if asked is None else [one for one in (int(memory), asked.get(0)) if one]
                 self.limit = min(given) if given else None
-                yield [], self.kernel.now + float(wait)
+                yield [], self.kernel.now + wait
         if number > 1:
             yield [], self.kernel.now + 0.066
             return 12 if self.life.error else 0

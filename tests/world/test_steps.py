@@ -32,7 +32,7 @@ HANDOVERS = report.References(
 
 @pytest.mark.parametrize("name", HANDOVERS.real)
 def test_a_death_in_a_hand_over_is_as_it_was_on_real_mps(name: str) -> None:
-    """On an H100 with driver 580; a hung server says who leaves it, and the simulator's did not."""
+    """On an H100 with driver 580."""
     raw = steps.play(name)
     assert raw is not None
     said, good, differences = steps.row(name, report.played(raw)[name], HANDOVERS)

@@ -255,7 +255,8 @@ class Watchful(Judges):
         return all(self.world.kernel.now - at > self.day.calm for at, _ in self.faults)
 
     def works(self, life: Life) -> None:
-        if life.limits != self.day.limits[life.uid] and not (self.day.doubts and life.limits is not None):
+        doubted = self.day.doubts and life.limits is not None
+        if life.limits != self.day.limits[life.uid] and not doubted and not self.forgotten(life):
             self.fail(f"client {life.process.pid} of user {life.uid} has {life.limits}, and the policy says "
                       f"{self.day.limits[life.uid]}")  # fmt: skip
 
