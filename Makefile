@@ -72,7 +72,7 @@ schema: $(STAMP)
 openapi: $(STAMP)
 	@$(PY) packaging/write_openapi.py
 
-# The table of modules in docs/develop/modules.md, from the modules' first sentences; a test says when it is out of date.
+# The list of modules in docs/develop/modules.md, from the modules' first sentences; a test says when it is out of date.
 modules: $(STAMP)
 	@$(PY) packaging/write_module_table.py
 

@@ -1,6 +1,6 @@
-"""Writes the table of modules in docs/develop/modules.md from the modules' own first sentences (`make modules`).
+"""Writes the list of modules in docs/develop/modules.md from the modules' own first sentences (`make modules`).
 
-A test says when the table is out of date.
+A test says when the list is out of date.
 """
 
 from __future__ import annotations
@@ -19,24 +19,27 @@ def first_sentence(path: Path) -> str:
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     paragraph = " ".join(text.split("\n\n")[0].split())
     sentence = re.split(r"(?<=[.!?]) (?=[A-Z`:])", paragraph)[0].rstrip(".:")
+    head = sentence.partition(": ")[0]
+    if len(sentence.split()) > 15 and len(head.split()) > 5:  # a long one is read in the module
+        sentence = head
     sentence = re.sub(r":[a-z]+:`[~.\w]*?(\w+)`", r"\1", sentence).replace("``", "`")
-    return sentence.replace("|", "\\|").replace("<", "&lt;")
+    return sentence.replace("<", "&lt;")
 
 
-def table() -> str:
+def modules() -> str:
     lines: list[str] = []
     for layer in LAYERS:
         package = ROOT / "mpsagent" / layer
-        lines += [f"**mpsagent/{layer}** {first_sentence(package / '__init__.py')}.", "", "| module | |", "|---|---|"]
-        modules = sorted(path for path in package.glob("*.py") if path.name != "__init__.py")
-        lines += [f"| {path.stem} | {first_sentence(path)} |" for path in modules]
+        lines += [f"**mpsagent/{layer}** {first_sentence(package / '__init__.py')}.", ""]
+        paths = sorted(path for path in package.glob("*.py") if path.name != "__init__.py")
+        lines += [f"- {path.stem}: {first_sentence(path)}" for path in paths]
         lines.append("")
     return "\n".join(lines)
 
 
 def text(present: str) -> str:
     before, _, rest = present.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{table()}{END}{rest.partition(END)[2]}"
+    return f"{before}{BEGIN}\n\n{modules()}{END}{rest.partition(END)[2]}"
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def examples(text: str) -> list[Example]:
     return found
 
 
-def test_the_table_of_modules_is_that_of_the_modules() -> None:
+def test_the_list_of_modules_is_that_of_the_modules() -> None:
     """Written from the modules' own first sentences: `make modules`."""
     path = ROOT / "packaging" / "write_module_table.py"
     spec = importlib.util.spec_from_file_location("write_module_table", path)
@@ -72,7 +72,7 @@ def test_the_table_of_modules_is_that_of_the_modules() -> None:
     present = writer.TARGET.read_text(encoding="utf-8")
     assert writer.text(present) == present, "docs/develop/modules.md is out of date: run `make modules`"
     modules = [path for path in (ROOT / "mpsagent").glob("*/*.py") if path.name != "__init__.py"]
-    assert present.count("\n| ") >= len(modules) > 50
+    assert present.count("\n- ") >= len(modules) > 50
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
