@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "develop" / "modules.md"
 BEGIN, END = "<!-- modules: written by make modules -->", "<!-- end of modules -->"
-LAYERS = ("kubernetes", "cli", "api", "agent", "system", "gate", "core", "policy", "wire", "mps", "sim")
+LAYERS = ("kubernetes", "cli", "api", "agent", "system", "gate", "core", "policy", "wire", "mps", "bench", "sim")
 
 
 def first_sentence(path: Path) -> str:
