@@ -13,7 +13,7 @@ from mpsagent.policy.files import load
 from mpsagent.policy.origins import Origin, PolicyError, Setting
 from mpsagent.policy.policy import Policy
 from mpsagent.system import whole_file
-from mpsagent.system.policy_files import Texts, read_policy_files
+from mpsagent.system.policy_files import Texts, read_policy
 from mpsagent.system.threads import in_thread
 from mpsagent.system.unit_places import Places, places
 from mpsagent.system.unsupported import compute_modes, unsupported
@@ -21,6 +21,8 @@ from mpsagent.system.unsupported import compute_modes, unsupported
 LAST = "last-policy.json"
 FIXED = ("pipe_directory", "log_directory", "control_program", "devices", "instance")
 """Settings of the instance that its running daemon was started with."""
+FILES = 10.0
+"""Seconds for the policy's files."""
 
 
 class Start(NamedTuple):
@@ -43,9 +45,18 @@ async def start(settings: Settings) -> Start:
     return Start(await closed(settings), errors, "there is no earlier policy, so no one is admitted")
 
 
+async def _texts(settings: Settings, deadline: float) -> tuple[Texts, list[PolicyError]]:
+    """Of the files; a file system that hangs costs a thread and the deadline."""
+    try:
+        return await in_thread(read_policy, Path(settings.policy), deadline=deadline)
+    except TimeoutError:
+        problem, hint = f"could not be read within {deadline:g} s", "see whether its file system answers, then reload"
+        return [], [PolicyError(settings.policy, 0, "", problem, hint)]
+
+
 async def read(settings: Settings, *, remember: bool = True) -> tuple[Policy | None, tuple[PolicyError, ...]]:
     """The policy of the files, or None and everything that is wrong with them. A good one is remembered."""
-    texts, unread = await read_policy_files(settings.policy)
+    texts, unread = await _texts(settings, FILES)
     try:  # aside: a large one takes longer than a waiting client can wait
         policy, mistakes = await in_thread(load, texts, deadline=30.0)
         if policy is not None:
@@ -65,7 +76,7 @@ async def last_good(settings: Settings) -> Policy | None:
         path = Path(settings.state_directory or "/nonexistent", LAST)
         text = await in_thread(path.read_bytes, deadline=5.0)
         texts = [(name, one) for name, one in json.loads(text)]
-        if texts:  # an agent of the first edition remembered the defaults as no texts at all
+        if texts:  # none at all would be the defaults, for everybody
             return (await in_thread(load, texts, deadline=30.0))[0]
     return None
 
@@ -75,7 +86,7 @@ async def closed(settings: Settings) -> Policy:
     MPS, and the units of gate and control daemon are there too."""
     where = Places()
     with suppress(Exception):
-        where = places([text for _, text in (await read_policy_files(settings.policy, deadline=5.0))[0]])
+        where = places([text for _, text in (await _texts(settings, 5.0))[0]])
     access = Setting("deny", Origin("limits.access", settings.policy, 0))
     return Policy(
         {("limits", "access"): access}, instance=where.instance, pipe_directory=where.public, log_directory=where.log,

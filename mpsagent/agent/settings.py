@@ -20,11 +20,6 @@ class Settings:
     devices_file: str | None = None
 
     @property
-    def policy_parts(self) -> Path:
-        """``policy.d`` beside the policy."""
-        return Path(self.policy).with_suffix(".d")
-
-    @property
     def api_directory(self) -> str | None:
         """Where the api keeps the history."""
         return None if self.state_directory is None else f"{self.state_directory.rstrip('/')}-api"

@@ -12,7 +12,6 @@ OFF, NODE = "off", "node"
 SHARING = ("turns", "together", "apart")
 MODES = (OFF, *SHARING, NODE)
 """Without MPS; MPS started for this run with each sharing mode; through the MPS of the node, as it is."""
-PROCESSES = (1, 2, 4, 8, 16)
 SECONDS = 5.0
 START = {OFF: 1.0, NODE: 1.0, "turns": 1.5, "together": 1.5, "apart": 2.0}
 """Seconds from the start of a run's processes to the first step, about."""

@@ -5,7 +5,6 @@ Over TCP a process without rights asks the agent's socket, so that no network ev
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mpsagent.cli import ask, client, options
+from mpsagent.system import whole_file
 
 if TYPE_CHECKING:
     from http.server import HTTPServer
@@ -78,18 +78,8 @@ def as_families(text: str) -> str:
 
 def _write(file: Path, text: bytes) -> None:
     """node_exporter reads at any moment, and as another user."""
-    import tempfile  # slow to import, and only wanted here
-
     try:
-        with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.", delete=False) as fresh:
-            try:
-                fresh.write(text)
-                fresh.flush()
-                os.fchmod(fresh.fileno(), 0o644)
-                Path(fresh.name).rename(file)
-            except OSError:
-                Path(fresh.name).unlink(missing_ok=True)
-                raise
+        whole_file.write(file, text, 0o644)
     except OSError as error:
         click.echo(f"mpsagent-cli: {file}: {error.strerror}", err=True)
         sys.exit(ask.USAGE)

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from mpsagent.mps.units import duration_text, limits_words
+from mpsagent.policy.origins import printable
 
 Json = dict[str, Any]
 
@@ -16,8 +17,7 @@ Json = dict[str, Any]
 def safe(value: object, most: int = 200) -> str:
     """Anything, with what a terminal would obey (control characters, bidirectional overrides) written out."""
     text = str(value)
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:most])
-    return shown + "…" if len(text) > most else shown
+    return printable(text[:most]) + "…" * (len(text) > most)
 
 
 def user(one: Json) -> str:

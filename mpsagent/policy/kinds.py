@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from mpsagent.mps import units
@@ -42,16 +41,15 @@ def duration(low: float, high: float, *, never: bool = False) -> Kind:
     return Kind(parse.duration(low, high, never=never), schema, forms, written)
 
 
-def choice(words: Mapping[str, str], planned: Mapping[str, str] = MappingProxyType({})) -> Kind:
-    """One of some words, each with what it means (all of them, or none). ``planned``: words that cannot be had yet, and
-    why."""
+def choice(words: Mapping[str, str]) -> Kind:
+    """One of some words, each with what it means (all of them, or none)."""
     forms = tuple(f"`{quoted(word)}`: {meaning}" for word, meaning in words.items() if meaning)
     forms = forms or (" or ".join(f"`{quoted(word)}`" for word in words),)
-    return Kind(parse.choice(*words, planned=planned), {"enum": list(words)}, forms, quoted)
+    return Kind(parse.choice(*words), {"enum": list(words)}, forms, quoted)
 
 
-def path(longest: int, form: str = "absolute path") -> Kind:
-    return Kind(parse.path(longest), {"type": "string", "pattern": "^/"}, (form,), quoted)
+def path(longest: int) -> Kind:
+    return Kind(parse.path(longest), {"type": "string", "pattern": "^/"}, ("absolute path",), quoted)
 
 
 def directory(longest: int, form: str = "absolute path") -> Kind:

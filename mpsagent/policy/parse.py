@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from mpsagent.mps import units
 from mpsagent.policy import values
+from mpsagent.policy.origins import printable
 
 YEAR = 365 * 86400.0
 MOST_MEMORY = 100 << 40
@@ -62,7 +62,7 @@ def shown(value: object) -> str:
         text = "a list"
     else:
         text = str(value)[: SHOWN + 1]
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    text = printable(text)
     return text if len(text) <= SHOWN + 2 else text[: SHOWN - 1] + "…" + ('"' if text[0] == '"' else "")
 
 
@@ -95,14 +95,12 @@ def flag(value: object) -> bool:
     return value
 
 
-def choice(*words: str, planned: Mapping[str, str] = MappingProxyType({})) -> Callable[[object], str]:
+def choice(*words: str) -> Callable[[object], str]:
     hint = "write " + " or ".join(f'"{word}"' for word in words)
 
     def parse(value: object) -> str:
         if isinstance(value, str) and value in words:
             return value
-        if isinstance(value, str) and value in planned:
-            raise wrong(f"{shown(value)} is not possible here: {planned[value]}", hint)
         near = units.nearest(value[:SHOWN], list(words)) if isinstance(value, str) else None
         raise wrong(f"{shown(value)} is not possible here", f'did you mean "{near}"?' if near else hint)
 

@@ -277,11 +277,6 @@ class Policy:
     _fail_safes: dict[tuple[Device, ...], Limits] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
-    def pauses(self) -> bool:
-        """Some user's turns end in a pause."""
-        return any(path[-2:] == ("switch", "action") and one.value == "pause" for path, one in self.settings.items())
-
-    @property
     def terminal(self) -> bool:
         """Some user is told on terminals."""
         return any(path[-1] == "terminal" and one.value for path, one in self.settings.items())

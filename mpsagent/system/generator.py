@@ -8,17 +8,15 @@ fails: a policy that it cannot read leaves the defaults, and the agent says what
 
 from __future__ import annotations
 
-import os
-import stat
 import sys
 from pathlib import Path
 
+from mpsagent.system.policy_files import read_policy
 from mpsagent.system.unit_places import Places, places
 
 POLICY = "/etc/mpsagent/policy.toml"
 PREPARE = "/usr/lib/mpsagent/mpsagent-directories"
 DROP_IN = "50-policy.conf"
-LARGEST = 256 << 10
 _HEAD = "# Written by mpsagent-generator from {policy}.\n"
 
 
@@ -45,37 +43,20 @@ def drop_ins(where: Places, policy: str = POLICY) -> dict[str, str]:
     return {unit: _HEAD.format(policy=policy) + text for unit, text in texts.items()}
 
 
-def read(policy: str = POLICY) -> list[str]:
-    """The texts of the policy file and of policy.d beside it, in the agent's order. What others could have written is
-    left out, as the agent refuses it: it names a program that root runs."""
-    path, texts = Path(policy), []
-    for file in [path, *sorted(path.with_suffix(".d").glob("*.toml"))]:
-        try:
-            status = file.stat()
-            if stat.S_ISREG(status.st_mode) and _trusted(status) and _trusted(file.parent.stat()):
-                with file.open("rb") as opened:
-                    texts.append(opened.read(LARGEST).decode("utf-8", "replace"))
-        except OSError as error:
-            print(f"mpsagent-generator: {file}: {error.strerror}", file=sys.stderr)  # noqa: T201
-    return texts
-
-
 def main(policy: str = POLICY) -> int:
     """``mpsagent-generator NORMAL EARLY LATE``, as systemd calls it."""
     normal = Path(sys.argv[1] if len(sys.argv) > 1 else "/tmp")
+    texts, errors = read_policy(Path(policy))
+    for one in errors:  # what others could have written is left out, too: it names a program that root runs
+        print(f"mpsagent-generator: {one}", file=sys.stderr)  # noqa: T201
     try:
-        for unit, text in drop_ins(places(read(policy)), policy).items():
+        for unit, text in drop_ins(places([text for _, text in texts]), policy).items():
             directory = normal / f"{unit}.d"
             directory.mkdir(exist_ok=True)
             (directory / DROP_IN).write_text(text)
     except OSError as error:
         print(f"mpsagent-generator: {error}", file=sys.stderr)  # noqa: T201
     return 0
-
-
-def _trusted(status: os.stat_result) -> bool:
-    others = stat.S_IWOTH | (stat.S_IWGRP if status.st_gid not in (0, os.getegid()) else 0)
-    return status.st_uid in (0, os.geteuid()) and not status.st_mode & others
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from typing import Any, TextIO
 
 import structlog
 
+from mpsagent.policy.origins import printable
+
 SOCKET = "/run/systemd/journal/socket"
 LONGEST = 8192
 # Message ids by kind of record; the texts are in the catalog (systemd/mpsagent.catalog).
@@ -118,7 +120,7 @@ def text_line(record: MutableMapping[str, Any]) -> str:
     if level == "info" and _is_grave(kind, record):
         level = "warning"
     said = record.pop("sentence", None)
-    text = _rest(record) if said is None else _printable(str(said))
+    text = _rest(record) if said is None else printable(str(said))
     return f"{clock} {level:<7} {_safe(kind):<20} {text}".rstrip() + "\n"
 
 
@@ -144,7 +146,7 @@ def encode(kind: str, level: str, record: Mapping[str, Any]) -> bytes:
     if reason and "sentence" not in record:
         reason = f"{kind}: {reason}"
     fields: dict[str, object] = {
-        "MESSAGE": _printable(str(reason or f"{kind} {_rest(record)}".strip())[:LONGEST]),
+        "MESSAGE": printable(str(reason or f"{kind} {_rest(record)}".strip())[:LONGEST]),
         "PRIORITY": min(_PRIORITIES.get(level, 6), 4 if _is_grave(kind, record) else 7),
         "SYSLOG_IDENTIFIER": "mpsagent",
         "MPSAGENT_EVENT": kind,
@@ -173,11 +175,6 @@ def _is_grave(kind: str, record: Mapping[str, Any]) -> bool:
 
 def _rest(record: Mapping[str, Any]) -> str:
     return " ".join(f"{_safe(str(key))}={json.dumps(value, default=str)}" for key, value in record.items())
-
-
-def _printable(text: str) -> str:
-    """Names and texts of others reach a terminal without anything that steers it."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def _safe(text: str) -> str:

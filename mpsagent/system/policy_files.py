@@ -1,9 +1,8 @@
 """Reads the policy's files: /etc/mpsagent/policy.toml, then policy.d/*.toml in the order of their names.
 
 Only reads; ``policy.files.load`` makes a policy of the texts. Everything is bounded (number of files, size), and a FIFO
-or a device in place of a file is refused rather than waited for. A file system that hangs costs a thread and a
-deadline.
-The agent and `mpsagent-cli policy check` read by the same functions, so that both judge alike.
+or a device in place of a file is refused rather than waited for. The agent, `mpsagent-cli policy check` and systemd's
+generator read by the same functions, so that all judge alike.
 """
 
 from __future__ import annotations
@@ -16,25 +15,12 @@ from itertools import islice
 from pathlib import Path
 
 from mpsagent.policy.origins import PolicyError, printable
-from mpsagent.system.threads import in_thread
 
 LARGEST = 1 << 20
 """Bytes read of one file; ``load`` refuses less than that with a better message."""
 MOST_FILES = 256
-DEADLINE = 10.0
-"""Seconds for all files together."""
 
 Texts = list[tuple[str, str]]
-
-
-async def read_policy_files(policy: str, *, deadline: float = DEADLINE) -> tuple[Texts, list[PolicyError]]:
-    """``read_policy`` for the agent's loop: it never waits longer than ``deadline`` seconds."""
-    path = Path(policy)
-    try:
-        return await in_thread(read_policy, path, deadline=deadline)
-    except TimeoutError:
-        hint = "see whether its file system answers, then reload the policy"
-        return [], [_error(path, f"could not be read within {deadline:g} s", hint)]
 
 
 def read_policy(policy: Path, own: int | None = None) -> tuple[Texts, list[PolicyError]]:

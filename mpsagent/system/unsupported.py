@@ -14,6 +14,7 @@ from mpsagent.policy.parse import EACH
 from mpsagent.policy.policy import Policy
 from mpsagent.system.control import MULTIUSER
 from mpsagent.system.devices import simulated_gpus
+from mpsagent.system.directories import NOWHERE
 from mpsagent.system.hooks import refused
 from mpsagent.system.nvml import Nvml
 from mpsagent.system.spawn import find_program, run_program
@@ -23,8 +24,6 @@ DEADLINE, GPUS = 5.0, 10.0
 Modes = Callable[[], Awaitable[Mapping[str, str] | str]]
 HELP = "CUDA MPS Control"
 """How the help of every driver begins; since 580 it lists options and commands."""
-NOWHERE = "/nonexistent"
-"""The pipe directory for the question, so that whatever the program makes of it no daemon is asked."""
 TAKEN = ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG")
 
 

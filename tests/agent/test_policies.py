@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 
+from mpsagent.agent import policies
 from mpsagent.agent.policies import keep_fixed, last_good, read, start
 from mpsagent.agent.settings import Settings
 from mpsagent.policy.files import load
@@ -96,6 +98,24 @@ def test_a_damaged_memory_is_no_policy(settings: Settings, text: str) -> None:
     found = asyncio.run(last_good(settings))
     assert found is None
     assert asyncio.run(start(settings)).policy.rules(ALICE).access == "deny"
+
+
+def test_a_file_system_that_hangs_is_an_error(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/etc on a dead NFS server: the agent goes on with the policy that it has, and says why."""
+    released = threading.Event()
+
+    def hang(*_: object) -> object:
+        released.wait(60)
+        return [], []
+
+    monkeypatch.setattr(policies, "read_policy", hang)
+    monkeypatch.setattr(policies, "FILES", 0.05)
+    try:
+        policy, errors = asyncio.run(read(settings))
+    finally:
+        released.set()
+    assert policy is None
+    assert "could not be read within 0.05 s" in errors[0].problem
 
 
 def test_what_a_daemon_was_started_with_waits_for_a_restart() -> None:

@@ -66,13 +66,17 @@ def test_the_program_and_the_group_of_the_policy_reach_their_units() -> None:
     assert drop_ins(places(hostile)) == {}
 
 
-def test_what_others_could_have_written_is_left_out(tmp_path: Path) -> None:
+def test_what_others_could_have_written_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the agent refuses it: it would name a program that root runs."""
     policy = tmp_path / "policy.toml"
-    policy.write_text("[limits]\n")
-    assert generator.read(str(policy)) == ["[limits]\n"]
-    policy.chmod(0o666)
-    assert generator.read(str(policy)) == []
+    policy.write_text('[agent]\nadmin_group = "others"\n')
+    for mode, there in ((0o644, True), (0o666, False)):
+        policy.chmod(mode)
+        normal = tmp_path / f"{mode:o}"
+        normal.mkdir()
+        monkeypatch.setattr("sys.argv", ["mpsagent-generator", str(normal)])
+        assert generator.main(str(policy)) == 0
+        assert (normal / "mpsagent-admin.socket.d/50-policy.conf").exists() is there
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import socket
 import tempfile
-import threading
 from pathlib import Path
 
 import pytest
 
 from mpsagent.system import policy_files
-from mpsagent.system.policy_files import read_files, read_policy, read_policy_files
+from mpsagent.system.policy_files import read_files, read_policy
 
 
 @pytest.fixture
@@ -201,25 +199,3 @@ def test_a_draft_of_ones_own_is_checked_with_a_note() -> None:
         ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         shutil.rmtree(place)
         assert ended == 0, owner
-
-
-def test_the_loop_reads_the_same_in_a_thread(policy: Path) -> None:
-    """What the agent calls."""
-    assert asyncio.run(read_policy_files(str(policy))) == read_policy(policy)
-
-
-def test_a_file_system_that_hangs_is_an_error(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """/etc on a dead NFS server: the agent goes on with the policy that it has, and says why."""
-    released = threading.Event()
-
-    def hang(*_: object) -> object:
-        released.wait(60)
-        return [], []
-
-    monkeypatch.setattr(policy_files, "read_policy", hang)
-    try:
-        texts, (error,) = asyncio.run(read_policy_files(str(policy), deadline=0.05))
-    finally:
-        released.set()
-    assert texts == []
-    assert "could not be read within 0.05 s" in error.problem
