@@ -7,7 +7,7 @@ start time, and a turn only goes on for a user who still has clients.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -134,14 +134,23 @@ def take_up_usage(core: Core, kept: Mapping[str, Any], now: float) -> None:
         core.memories = replace(core.memories, usage=usage.count(usage.Memory(hours=hours), since, now))
 
 
+def _memory(size: object) -> values.Memory:
+    return size if isinstance(size, int) else parse.amount(size)
+
+
+_SHARE: dict[str, Callable[[Any], Any]] = {
+    "threads": parse.threads, "memory": lambda sizes: {str(one): _memory(size) for one, size in sizes.items()},
+    "total_threads": parse.total_threads, "total_memory": _memory, "max_clients": int,
+}  # fmt: skip
+"""How each part of a share is read."""
+
+
 def lease_rows(core: Core) -> list[dict[str, Any]]:
     return [
         {
             "number": one.number, "since": one.since, "until": one.until, "by": one.by, "uid": one.uid,
-            "cgroup": one.cgroup, "process": one.process, "threads": values.written(one.share.threads),
-            "memory": values.written(one.share.memory), "name": one.name, "max_clients": one.share.max_clients,
-            "total_threads": values.written(one.share.total_threads),
-            "total_memory": values.written(one.share.total_memory),
+            "cgroup": one.cgroup, "process": one.process, "name": one.name,
+            **{key: values.written(getattr(one.share, key)) for key in _SHARE},
         }
         for one in core.state.leases
     ]  # fmt: skip
@@ -153,26 +162,16 @@ def leases(kept: Mapping[str, Any], now: float) -> list[inp.Input]:
     rows = kept.get("leases")
     for row in rows[:MOST] if isinstance(rows, list) else ():
         with suppress(*_DAMAGED):
-            threads = None if row["threads"] is None else parse.threads(row["threads"])
-            sizes = None if row["memory"] is None else {str(one): _memory(size) for one, size in row["memory"].items()}
             process = None if row["process"] is None else (int(row["process"][0]), int(row["process"][1]))
-            number, until = int(row["number"]), _number(row["until"])
-            total = None if row.get("total_threads") is None else parse.total_threads(row["total_threads"])
-            size = None if row.get("total_memory") is None else _memory(row["total_memory"])
-            most = None if row.get("max_clients") is None else int(row["max_clients"])
             uid = None if row["uid"] is None else int(row["uid"])
-            cgroup = None if row["cgroup"] is None else str(row["cgroup"])
-            name = None if row.get("name") is None else str(row["name"])
-            source = f"lease {number}"
-            share = Share(source, threads, sizes, total, size, most, name or source)
+            cgroup, name = (None if row[key] is None else str(row[key]) for key in ("cgroup", "name"))
+            number, until, source = int(row["number"]), _number(row["until"]), f"lease {row['number']}"
+            given = {key: read(row[key]) for key, read in _SHARE.items() if row[key] is not None}
+            share = Share(source, **given, job=name or source)
             lease = Lease(number, share, _number(row["since"]), until, int(row["by"]), uid, cgroup, process, name)
             if until > now and (uid, cgroup, process) != (None, None, None):
                 found.append(inp.LeaseGiven(now, lease))
     return found
-
-
-def _memory(size: object) -> values.Memory:
-    return size if isinstance(size, int) else parse.amount(size)
 
 
 def drain(kept: Mapping[str, Any], now: float) -> list[inp.Input]:

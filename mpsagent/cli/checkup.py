@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from mpsagent.mps.rendezvous import HELLO
 from mpsagent.system import directories
+from mpsagent.system.control_search import all_pids, environment, mount_namespace
 
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
 SHOWN = 5
@@ -128,7 +129,7 @@ def public_directory(path: str) -> Iterator[Finding]:
     yield from wrong or [Finding(OK, topic, path)]
     stale = sorted(set(_names(Path(path))) & (set(directories.DAEMON_NAMES) - {"control", "control_privileged"}))
     listener = directories.listener_of(f"{path}/control")
-    if stale and not (listener and _is_mps(str(listener[0]))):
+    if stale and not (listener and _is_mps(listener[0])):
         what = f"{', '.join(stale)} in {path}: left by a control daemon that has ended"
         yield Finding(NOTE, topic, what, f"cd {path} && rm {' '.join(stale)}")
 
@@ -226,22 +227,20 @@ def clock() -> Iterator[Finding]:
 def processes(public: str, ours: Iterable[int] = ()) -> Iterator[Finding]:
     """Programs that look for MPS elsewhere, and containers that use the GPU and have no socket. ``ours``: the control
     daemon and its servers. Without root only one's own are seen."""
-    here, skipped = _namespace("self"), {os.getpid(), *ours}
+    here, skipped = mount_namespace("self"), {os.getpid(), *ours}
     elsewhere: list[str] = []
     without: list[str] = []
-    for name in _names(Path("/proc")):
-        if not name.isdecimal() or int(name) in skipped:
+    for pid in all_pids():
+        given = None if pid in skipped else environment(pid)
+        if given is None or _is_mps(pid):
             continue
-        environment = _environment(name)
-        if environment is None or _is_mps(name):
+        wanted = given.get(PIPE)
+        nvmls_helper = wanted == directories.NOWHERE and _uid(pid) == 0
+        if _same(pid, wanted or public, public) or nvmls_helper:
             continue
-        wanted = environment.get(PIPE)
-        nvmls_helper = wanted == directories.NOWHERE and _uid(name) == 0
-        if _same(name, wanted or public, public) or nvmls_helper:
-            continue
-        who = f"process {name} of uid {_uid(name)}"
-        none = _stat(f"/proc/{name}/root/{(wanted or public).lstrip('/')}/control") is None
-        if none and _namespace(name) != here and (wanted is not None or _uses_gpu(name, environment)):
+        who = f"process {pid} of uid {_uid(pid)}"
+        none = _stat(f"/proc/{pid}/root/{(wanted or public).lstrip('/')}/control") is None
+        if none and mount_namespace(str(pid)) != here and (wanted is not None or _uses_gpu(pid, given)):
             without.append(who)
         elif wanted is not None:
             elsewhere.append(f"{who} ({wanted[:80]})")
@@ -259,31 +258,27 @@ def jax(limited: Iterable[int]) -> Iterator[Finding]:
     """JAX reserves 75 % of what the device has, whatever the limit. ``limited``: clients with a memory limit."""
     found = []
     for pid in limited:
-        environment = _environment(str(pid)) or {}
-        tame = environment.get("XLA_PYTHON_CLIENT_PREALLOCATE") == "false"
-        if (
-            not tame
-            and "XLA_PYTHON_CLIENT_MEM_FRACTION" not in environment
-            and "jaxlib" in _read(Path(f"/proc/{pid}/maps"))
-        ):
+        given = environment(pid) or {}
+        tame = given.get("XLA_PYTHON_CLIENT_PREALLOCATE") == "false" or "XLA_PYTHON_CLIENT_MEM_FRACTION" in given
+        if not tame and "jaxlib" in _read(Path(f"/proc/{pid}/maps")):
             found.append(str(pid))
     if found:
         what = f"JAX in process {_some(found)} reserves 75 % of the GPU's memory, whatever the limit, and then fails"
         yield Finding(WARNING, "JAX", what, "XLA_PYTHON_CLIENT_PREALLOCATE=false in its environment")
 
 
-def _is_mps(pid: str) -> bool:
+def _is_mps(pid: int) -> bool:
     """Whether a process calls itself MPS's daemon or server."""
     return _read(Path(f"/proc/{pid}/comm")).startswith("nvidia-cuda-mps")
 
 
-def _uses_gpu(pid: str, environment: Mapping[str, str]) -> bool:
-    if environment.get("NVIDIA_VISIBLE_DEVICES", "void") not in ("", "void", "none"):
+def _uses_gpu(pid: int, given: Mapping[str, str]) -> bool:
+    if given.get("NVIDIA_VISIBLE_DEVICES", "void") not in ("", "void", "none"):
         return True
-    return any(target.startswith("/dev/nvidia") for target, _ in _open_files(int(pid)))
+    return any(target.startswith("/dev/nvidia") for target, _ in _open_files(pid))
 
 
-def _same(pid: str, theirs: str, ours: str) -> bool:
+def _same(pid: int, theirs: str, ours: str) -> bool:
     """Whether what a process calls ``theirs`` is our directory. True where that cannot be seen."""
     try:
         there = Path(f"/proc/{pid}/root/{theirs.lstrip('/')}/control").stat()
@@ -307,20 +302,7 @@ def _names(directory: Path) -> list[str]:
     return os.listdir(directory)  # noqa: PTH208 - names only
 
 
-def _environment(pid: str) -> dict[str, str] | None:
-    with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-        pairs = (entry.partition(b"=") for entry in file.read(LONGEST).split(b"\0"))
-        return {key.decode(errors="replace"): value.decode(errors="replace") for key, _, value in pairs if key}
-    return None
-
-
-def _namespace(pid: str) -> str | None:
-    with suppress(OSError):
-        return str(Path(f"/proc/{pid}/ns/mnt").readlink())
-    return None
-
-
-def _uid(pid: str) -> int:
+def _uid(pid: int) -> int:
     found = _stat(f"/proc/{pid}")
     return -1 if found is None else found.st_uid
 

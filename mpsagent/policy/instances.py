@@ -139,12 +139,11 @@ def _no_pause(one: Policy) -> Iterator[PolicyError]:
         if path[-2:] == ("switch", "action") and setting.value == "pause" and path[0] != "instance":
             problem = f'"pause" is not possible in {one.instance}, where each turn has a server of its own'
             hint = f'write server = "shared" in [instance.{one.instance}]; driver 580 and later'
-            origin = setting.origin
-            yield PolicyError(origin.file, origin.line, origin.key, problem, hint)
+            yield setting.origin.wrong(problem, hint)
 
 
 def told(policy: Policy, one: Policy, key: str, problem: str, hint: str) -> PolicyError:
     path = ("instance", one.instance, key)
     setting = policy.settings.get(path)
     origin = policy.named.get(path[:2], Origin(key_text(path[:2]))) if setting is None else setting.origin
-    return PolicyError(origin.file, origin.line, key_text(path), problem, hint)
+    return origin._replace(key=key_text(path)).wrong(problem, hint)

@@ -8,17 +8,6 @@ Path = tuple[str, ...]
 """A key as its parts: ``("user", "alice", "switch", "after")``."""
 
 
-class Origin(NamedTuple):
-    """Where a value was written. ``file`` is empty and ``line`` 0 for a built-in default."""
-
-    key: str
-    file: str = ""
-    line: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.key}" if self.file else f"{self.key} (built-in default)"
-
-
 class PolicyError(NamedTuple):
     """One mistake or one warning. ``line`` 0: the file as a whole; ``key`` empty: not about one key."""
 
@@ -31,6 +20,20 @@ class PolicyError(NamedTuple):
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
         return f"{place}: {self.key + ': ' if self.key else ''}{self.problem}{'; ' + self.hint if self.hint else ''}"
+
+
+class Origin(NamedTuple):
+    """Where a value was written. ``file`` is empty and ``line`` 0 for a built-in default."""
+
+    key: str
+    file: str = ""
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.key}" if self.file else f"{self.key} (built-in default)"
+
+    def wrong(self, problem: str, hint: str) -> PolicyError:
+        return PolicyError(self.file, self.line, self.key, problem, hint)
 
 
 class Setting(NamedTuple):

@@ -42,7 +42,7 @@ def in_itself(policy: Policy, texts: Sequence[tuple[str, str]] = ()) -> tuple[Po
     everybody = next((setting for path, setting in access if path == ("limits", "access")), None)
     if everybody is not None and everybody.value == "deny" and all(one.value == "deny" for _, one in access):
         hint = 'write access = "allow" in the section of each user and group that may use the GPU'
-        found = (_warning(everybody.origin, "admits no one: no section allows access", hint), *found)
+        found = (everybody.origin.wrong("admits no one: no section allows access", hint), *found)
     return found
 
 
@@ -51,7 +51,7 @@ def _of_no_use(policy: Policy) -> Iterator[PolicyError]:
     lower = [one for path, one in policy.settings.items() if path[-1] == "client_priority" and one.value != "normal"]
     if lower and all(of(policy, name).sharing != "together" for name in names(policy)):
         problem = 'changes nothing: no instance has sharing = "together", where users share a server'
-        yield _warning(lower[0].origin, problem, 'write sharing = "together" in an instance, or leave it out')
+        yield lower[0].origin.wrong(problem, 'write sharing = "together" in an instance, or leave it out')
 
 
 def _too_small(policy: Policy) -> Iterator[PolicyError]:
@@ -80,11 +80,9 @@ def _pause_of_no_use(one: Policy) -> Iterator[PolicyError]:
     setting = one.settings.get(("switch", "action"))
     if one.sharing == "turns" or setting is None or setting.value != "pause":
         return
-    origin = setting.origin
-    if origin.key.startswith("instance."):
+    if setting.origin.key.startswith("instance."):
         problem = f'"pause" has no effect: with sharing = "{one.sharing}" there are no turns'
-        hint = 'remove the line, or write sharing = "turns" and server = "shared"'
-        yield PolicyError(origin.file, origin.line, origin.key, problem, hint)
+        yield setting.origin.wrong(problem, 'remove the line, or write sharing = "turns" and server = "shared"')
 
 
 def _shared_devices(policy: Policy, sections: Sequence[Policy]) -> Iterator[PolicyError]:
@@ -160,7 +158,7 @@ def unusable_programs(policy: Policy, problems: Mapping[str, str]) -> tuple[Poli
     found = []
     for path, setting in policy.settings.items():
         if path[-1] in PROGRAMS and setting.value in problems:
-            found.append(_warning(setting.origin, problems[setting.value], "install it, or correct the path"))
+            found.append(setting.origin.wrong(problems[setting.value], "install it, or correct the path"))
     return tuple(found)
 
 
@@ -190,7 +188,7 @@ def against_devices(policy: Policy, devices: Sequence[Device]) -> tuple[PolicyEr
             here = {device.uuid.lower() for device in devices}
             for uuid in setting.value:
                 if uuid.lower() not in here and uuid != parse.EACH:
-                    found.append(_warning(setting.origin, f"there is no GPU {uuid} here", "see nvidia-smi -L"))
+                    found.append(setting.origin.wrong(f"there is no GPU {uuid} here", "see nvidia-smi -L"))
     return tuple(found)
 
 
@@ -198,7 +196,7 @@ def _too_many(setting: Setting, devices: Sequence[Device]) -> Iterator[PolicyErr
     most = max(device.multiprocessors for device in devices)
     if isinstance(setting.value, values.Multiprocessors) and setting.value.count > most:
         problem = f"{setting.value.count} multiprocessors are more than a GPU here has ({most})"
-        yield _warning(setting.origin, problem, "it gives the whole GPU; write threads = 100 if that is meant")
+        yield setting.origin.wrong(problem, "it gives the whole GPU; write threads = 100 if that is meant")
 
 
 def _too_few(setting: Setting, devices: Sequence[Device]) -> Iterator[PolicyError]:
@@ -209,7 +207,7 @@ def _too_few(setting: Setting, devices: Sequence[Device]) -> Iterator[PolicyErro
     if all(values.percent_of(value, [one], 1.0) < values.least_percent([one]) for one in devices):
         least = min(units.least(device.multiprocessors) for device in devices)
         problem = f"MPS gives each client process {least} multiprocessors at least"
-        yield _warning(setting.origin, problem, f"write at least {{ sms = {least} }}, or expect that many")
+        yield setting.origin.wrong(problem, f"write at least {{ sms = {least} }}, or expect that many")
 
 
 def _memory(policy: Policy, path: Path, setting: Setting, devices: Sequence[Device]) -> Iterator[PolicyError]:
@@ -218,14 +216,14 @@ def _memory(policy: Policy, path: Path, setting: Setting, devices: Sequence[Devi
         fits = [device for device in devices if values.for_device({name: one.value}, device) is not None]
         if not fits:
             ordinals = ", ".join(str(device.ordinal) for device in devices)
-            yield _warning(origin, f"there is no GPU {name} here", f"the GPUs here: {ordinals}; see nvidia-smi -L")
+            yield origin.wrong(f"there is no GPU {name} here", f"the GPUs here: {ordinals}; see nvidia-smi -L")
             continue
         largest = max(fits, key=lambda device: device.memory)
         size = values.bytes_of(one.value, largest)
         if isinstance(one.value, int) and one.value > largest.memory:
             has = units.limit_text(largest.memory - largest.memory % units.MIB)
             problem = f"{units.limit_text(one.value)} is more than GPU {largest.ordinal} has ({has})"
-            yield _warning(origin, problem, 'it limits nothing; write "100%" if that is meant')
+            yield origin.wrong(problem, 'it limits nothing; write "100%" if that is meant')
         elif size is not None and not isinstance(one.value, int):
             yield from _little(policy, path, origin, size, largest.multiprocessors)
 
@@ -236,10 +234,10 @@ def _little(policy: Policy, path: Path, origin: Origin, size: int, present: int)
     if size < context * units.MIB:
         takes = f"with {count} multiprocessors that alone takes {context}M (measured on an H200)"
         problem = f"{units.limit_text(size)} gives no client a context: {takes}"
-        yield _warning(origin, problem, 'write at least "1G", or fewer threads')
+        yield origin.wrong(problem, 'write at least "1G", or fewer threads')
     elif size < SMALL:
         problem = f"{units.limit_text(size)} is hardly more than CUDA itself needs of it"
-        yield _warning(origin, problem, 'most programs will find no memory; write at least "1G"')
+        yield origin.wrong(problem, 'most programs will find no memory; write at least "1G"')
 
 
 def _percent(policy: Policy, path: Path, present: int) -> float:
@@ -260,12 +258,8 @@ def _nearest(name: str, known: list[str]) -> str | None:
 def _unknown(origin: Origin, kind: str, name: str, near: str | None) -> PolicyError:
     hint = f'did you mean "{printable(near)}"?' if near else f"see `getent {'passwd' if kind == 'user' else 'group'}`"
     (shown,) = shown_path((name,))
-    return _warning(origin, f"there is no {kind} {key_text((shown,))} here", hint)
+    return origin.wrong(f"there is no {kind} {key_text((shown,))} here", hint)
 
 
 def _is_uid(name: str) -> bool:
     return name.isascii() and name.isdigit()
-
-
-def _warning(origin: Origin, problem: str, hint: str) -> PolicyError:
-    return PolicyError(origin.file, origin.line, origin.key, problem, hint)

@@ -97,9 +97,8 @@ def _on(rules: Rules, devices: Sequence[Device]) -> Iterator[PolicyError]:
 
 
 def _never(rules: Rules, name: str, why: str) -> PolicyError:
-    origin = rules.origin(name)
     key = name.removeprefix("total_")
     who = rules.who
     whose = f" of {printable(who.name or str(who.uid))}" if who.uid >= 0 else ""
     problem = f"no client process{whose} ever fits: {why}"
-    return PolicyError(origin.file, origin.line, origin.key, problem, f"lower {key}, or raise {name}")
+    return rules.origin(name).wrong(problem, f"lower {key}, or raise {name}")

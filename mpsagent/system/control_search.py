@@ -159,14 +159,14 @@ async def end_orphans(pipe_directory: str, program: str = PROGRAM) -> list[int]:
 
 
 def _foreign(public_directory: str, own: Collection[int], program: str) -> list[Foreign]:
-    near = {_namespace("self"), _namespace("1")} - {None}
+    near = {mount_namespace("self"), mount_namespace("1")} - {None}
     found = []
-    for pid in _pids():
+    for pid in all_pids():
         if pid in own or (daemon := _look(pid, Path(program).name, PROGRAM)) is None:
             continue
         process = daemon.process
         if process.alive and (daemon.foreground or daemon.background):
-            directory, namespace = daemon.pipe_directory, _namespace(str(pid))
+            directory, namespace = daemon.pipe_directory, mount_namespace(str(pid))
             # Only root could serve root's directory: another user who says so wants an administrator to "quit" it.
             public = process.uid == os.geteuid() and _same_directory(pid, directory or "", public_directory)
             elsewhere = bool(near) and namespace is not None and namespace not in near
@@ -179,7 +179,7 @@ def _foreign(public_directory: str, own: Collection[int], program: str) -> list[
 
 def _search(pipe_directory: str, how: str, program: str) -> Running | Problem | None:
     problem = None
-    for pid in _pids():
+    for pid in all_pids():
         found = _prove(pid, pipe_directory, how, program)
         if isinstance(found, Running):
             return found
@@ -206,7 +206,7 @@ def _prove(pid: int, pipe_directory: str, how: str, program: str) -> Running | P
 
 def _end_orphans(pipe_directory: str, program: str) -> list[int]:
     ended = []
-    for pid in _pids():
+    for pid in all_pids():
         # MPS's servers run with root's group (recording 08, G1; drivers 470 and 535, too), which no user gets. Before
         # its memory is read, which a user could make hang.
         if set(ids(pid, b"Gid:")) != {os.getegid()} or (server := _look(pid, SERVER)) is None:
@@ -271,16 +271,20 @@ def _look(pid: int, *programs: str) -> _Daemon | None:
         names = [index for index, word in enumerate(words[:3]) if Path(word).name in programs]
         if not names or (process := Process.open(pid)) is None:
             return None
-        environ = None
-        with suppress(OSError):
-            pairs = (entry.partition(b"=") for entry in _proc(pid, "environ").split(b"\0") if b"=" in entry)
-            environ = {key.decode(errors="replace"): value.decode(errors="replace") for key, _, value in pairs}
-        return _Daemon(process, tuple(words[names[0] + 1 :]), environ)
+        return _Daemon(process, tuple(words[names[0] + 1 :]), environment(pid))
     return None
 
 
-def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - names only
+def environment(pid: int) -> dict[str, str] | None:
+    """What a process was started with; None where that cannot be read."""
+    with suppress(OSError):
+        pairs = (entry.partition(b"=") for entry in _proc(pid, "environ").split(b"\0") if b"=" in entry)
+        return {key.decode(errors="replace"): value.decode(errors="replace") for key, _, value in pairs}
+    return None
+
+
+def all_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 - names only
 
 
 def _proc(pid: int, name: str) -> bytes:
@@ -288,7 +292,7 @@ def _proc(pid: int, name: str) -> bytes:
         return file.read(256 << 10)
 
 
-def _namespace(pid: str) -> int | None:
+def mount_namespace(pid: str) -> int | None:
     """The mount namespace of a process; None where it may not be seen."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/ns/mnt").stat().st_ino
@@ -302,7 +306,10 @@ def _same_directory(pid: int, theirs: str, ours: str) -> bool:
         there = Path(f"/proc/{pid}/root/{theirs.lstrip('/')}").stat()
         return theirs.startswith("/") and os.path.samestat(there, Path(ours).stat())
     except PermissionError:
-        return os.path.realpath(theirs) == os.path.realpath(ours) and _namespace(str(pid)) in (None, _namespace("self"))
+        return os.path.realpath(theirs) == os.path.realpath(ours) and mount_namespace(str(pid)) in (
+            None,
+            mount_namespace("self"),
+        )
     except OSError:
         return False
 

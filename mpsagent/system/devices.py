@@ -1,7 +1,7 @@
 """The GPUs as CUDA numbers them, asked once by a short-lived helper process; and the simulated ones.
 
 After a driver error NVML and libcuda can hang for ever, even beyond SIGKILL. So the agent never loads them: it runs
-``python -m mpsagent.system.devices_helper`` with a deadline, and reads JSON. No CUDA context is created; the pipe
+``python -m mpsagent.system.nvml_helper devices`` with a deadline, and reads JSON. No CUDA context is created; the pipe
 directory in the helper's environment does not exist, so that it is never a client of MPS. What changes while the GPUs
 work is asked in :mod:`mpsagent.system.nvml`.
 """
@@ -129,7 +129,7 @@ def parse_devices(rows: Any) -> tuple[Device, ...]:
 
 async def _ask(environment: Mapping[str, str], deadline: float) -> list[Any] | str:
     own = {"CUDA_MPS_PIPE_DIRECTORY": NOWHERE, "PYTHONPATH": str(Path(mpsagent.__file__).parents[1])}
-    argv = [sys.executable, "-P", "-m", "mpsagent.system.devices_helper"]
+    argv = [sys.executable, "-P", "-m", "mpsagent.system.nvml_helper", "devices"]
     ended = await run_program(argv, {**environment, **own}, deadline=deadline)
     if ended.code is None:
         return f"the GPUs could not be asked: {ended.problem}; does nvidia-smi answer?"

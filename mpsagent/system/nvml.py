@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import mpsagent
 from mpsagent.mps.work import Work
@@ -33,6 +33,7 @@ LONGEST = 1 << 20
 """Bytes of one answer at most: some thousand processes."""
 MOST_XIDS = 16
 """Events that are remembered of each GPU."""
+_Read = TypeVar("_Read")
 
 
 class Part(NamedTuple):
@@ -128,38 +129,31 @@ class Nvml:
 
     async def gpus(self, *, deadline: float | None = None) -> tuple[Gpu, ...] | str:
         """Every GPU of the machine, or what is wrong."""
-        answer = await self._ask({"ask": "gpus"}, deadline)
-        if isinstance(answer, str):
-            return answer
-        try:
-            return tuple(
-                Gpu(**{**row, "parts": tuple(Part(p["uuid"], p["memory"], p["used"]) for p in row.get("parts", ()))})
-                for row in answer
-            )
-        except (TypeError, KeyError) as error:
-            return f"NVML's helper answered something that is not understood: {error!r}"
+        return await self._rows({"ask": "gpus"}, deadline, _gpu)
 
-    async def processes(self, *, deadline: float | None = None) -> tuple[ComputeProcess, ...] | str:
+    async def processes(self) -> tuple[ComputeProcess, ...] | str:
         """Every process that computes on any GPU of the machine, or what is wrong."""
-        answer = await self._ask({"ask": "processes"}, deadline)
-        if isinstance(answer, str):
-            return answer
-        try:
-            return tuple(ComputeProcess(**row) for row in answer)
-        except TypeError as error:
-            return f"NVML's helper answered something that is not understood: {error!r}"
+        return await self._rows({"ask": "processes"}, None, lambda row: ComputeProcess(**row))
 
-    async def work(self, *, deadline: float | None = None) -> Mapping[str, Work] | str:
+    async def work(self) -> Mapping[str, Work] | str:
         """What each GPU has done since this was asked first, or what is wrong. What it does while no helper is there is
         not counted, but for its energy."""
-        answer = await self._ask({"ask": "work"}, deadline)
+        found = await self._rows({"ask": "work"}, None, lambda row: (row["device"], self._more(row)))
+        if isinstance(found, str):
+            return found
+        self._work |= dict(found)
+        return dict(self._work)
+
+    async def _rows(
+        self, question: dict[str, str], deadline: float | None, read: Callable[[dict[str, Any]], _Read]
+    ) -> tuple[_Read, ...] | str:
+        answer = await self._ask(question, deadline)
         if isinstance(answer, str):
             return answer
         try:
-            self._work |= {row["device"]: _more(self._work.get(row["device"]), row) for row in answer}
+            return tuple(map(read, answer))
         except (TypeError, KeyError, ValueError) as error:
             return f"NVML's helper answered something that is not understood: {error!r}"
-        return dict(self._work)
 
     async def _ask(self, question: dict[str, str], deadline: float | None) -> list[Any] | str:
         async with self._one:
@@ -206,6 +200,13 @@ class Nvml:
         self._drop()
         return f"NVML could not be asked: {line.get('error', 'an answer that is not understood')}"
 
+    def _more(self, row: Mapping[str, Any]) -> Work:
+        """With what the helper says of the time since it was asked last."""
+        old, known = self._work.get(row["device"]) or Work(0.0, 0.0, 0.0), row["utilization"] is not None
+        seconds = float(row["seconds"]) if known else 0.0
+        energy = old.energy if row["energy"] is None else float(row["energy"])
+        return Work(old.seconds + seconds, old.busy + seconds * (row["utilization"] or 0.0), energy)
+
     def _event(self, line: dict[str, Any]) -> None:
         device, number = line.get("device"), line.get("xid")
         if isinstance(device, str) and isinstance(number, int):
@@ -233,13 +234,9 @@ class Nvml:
             self._dying.close()
 
 
-def _more(before: Work | None, row: Mapping[str, Any]) -> Work:
-    """With what the helper says of the time since it was asked last."""
-    old = before or Work(0.0, 0.0, 0.0)
-    known = row["utilization"] is not None
-    seconds = float(row["seconds"]) if known else 0.0
-    energy = old.energy if row["energy"] is None else float(row["energy"])
-    return Work(old.seconds + seconds, old.busy + seconds * (row["utilization"] or 0.0), energy)
+def _gpu(row: dict[str, Any]) -> Gpu:
+    parts = tuple(Part(one["uuid"], one["memory"], one["used"]) for one in row.get("parts", ()))
+    return Gpu(**{**row, "parts": parts})
 
 
 class _Process:

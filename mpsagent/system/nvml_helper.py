@@ -1,20 +1,21 @@
-"""The process that talks to NVML for the agent, in lines: a question, its answer.
+"""The process that talks to NVIDIA's libraries for the agent: `python -m mpsagent.system.nvml_helper`.
 
-It is `python -m mpsagent.system.nvml_helper`. A question is one JSON object, ``{"ask": "gpus"}``; its answer is
-``{"answer": [...]}`` or ``{"error": "..."}``. What happens by itself (Xid events) comes in between: ``{"xid": N}``. It
-holds no CUDA context, it ends when its input does, and an error of NVML itself ends it too: the next one loads the
-library that is installed then.
+A question is a line of JSON, ``{"ask": "gpus"}``; its answer is ``{"answer": [...]}`` or ``{"error": "..."}``.
+What happens by itself (Xid events) comes in between: ``{"xid": N}``. It ends when its input does, and an error of NVML
+itself ends it too: the next one loads the library that is installed then. With the word ``devices`` it says once which
+GPUs there are, as CUDA numbers them. It makes no CUDA context.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable
-from statistics import fmean
 from typing import Any
 
 MODES = ("default", "exclusive-thread", "prohibited", "exclusive-process")
@@ -30,6 +31,7 @@ EVENT_WAIT = 10_000
 NO_INSTANCE = 0xFFFFFFFF
 MOST_BYTES = 1 << 60
 """NVML says that it does not know a size by one beyond all sizes."""
+SMS_ATTRIBUTE = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 
 Row = dict[str, object]
 
@@ -84,7 +86,7 @@ class Helper:
             "generation": GENERATIONS.get(self._fact(nvml.nvmlDeviceGetArchitecture, handle) or 0),
             "memory": int(memory.total),
             "used": int(memory.used),
-            "multiprocessors": self._multiprocessors(handle),
+            "multiprocessors": self.multiprocessors(handle),
             "mode": None if mode is None else MODES[mode] if 0 <= mode < len(MODES) else f"mode {mode}",
             "mig": None if mig is None else bool(mig[0]),
             "parts": self._parts(handle) if mig is not None and mig[0] else [],
@@ -94,13 +96,22 @@ class Helper:
             "problem": None,
         }
 
-    def _multiprocessors(self, handle: Any) -> int | None:
+    def multiprocessors(self, handle: Any) -> int | None:
         nvml = self._nvml
         capability = self._fact(nvml.nvmlDeviceGetCudaComputeCapability, handle)
         cores = self._fact(nvml.nvmlDeviceGetNumGpuCores, handle)
         if capability is None or cores is None:
             return None
         return int(cores) // (64 if tuple(capability) in SMALL_SMS else 128)
+
+    def memory(self, handle: Any) -> int:
+        """As CUDA counts it: without what the driver reserves (docs/measured.md), where this one says how much that
+        is."""
+        try:
+            info = self._nvml.nvmlDeviceGetMemoryInfo(handle, self._nvml.nvmlMemory_v2)
+        except (self._nvml.NVMLError, AttributeError):
+            return int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total)
+        return int(info.total) - int(info.reserved)
 
     def _parts(self, handle: Any) -> list[Row]:
         """The MIG devices of a GPU that is divided into such."""
@@ -176,7 +187,7 @@ class Helper:
         return [{
             "device": uuid,
             "seconds": now - before if before else 0.0,
-            "utilization": fmean(found) / 100 if found else None,
+            "utilization": sum(found) / len(found) / 100 if found else None,
             "energy": None if energy is None else int(energy) / 1000,
         }]  # fmt: skip
 
@@ -235,8 +246,76 @@ def text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
+# --- as CUDA numbers them ---------------------------------------------------------------------------------------------
+
+
+def devices() -> list[Row]:
+    """By libcuda; where that is missing or does not start, by NVML."""
+    if (found := _from_cuda()) is not None:
+        return found
+    nvml: Any = importlib.import_module("pynvml")
+    nvml.nvmlInit()
+    helper = Helper(nvml, print)
+    rows = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        uuid, name = text(nvml.nvmlDeviceGetUUID(handle)), text(nvml.nvmlDeviceGetName(handle))
+        rows.append(_device(index, uuid, name, helper.memory(handle), helper.multiprocessors(handle)))
+    return _visible(rows, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _visible(rows: list[Row], wanted: str | None) -> list[Row]:
+    """Those that CUDA_VISIBLE_DEVICES names, in its order, up to the first that is not known."""
+    if wanted is None:
+        return rows
+    chosen: list[Row] = []
+    for word in filter(None, (part.strip() for part in wanted.split(","))):
+        fits = [row for row in rows if str(row["ordinal"]) == word or str(row["uuid"]).startswith(word)]
+        if len(fits) != 1:
+            break
+        chosen.append({**fits[0], "ordinal": len(chosen)})
+    return chosen
+
+
+def _from_cuda() -> list[Row] | None:
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    count = ctypes.c_int()
+    if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return None
+    rows = []
+    for ordinal in range(count.value):
+        device, sms = ctypes.c_int(), ctypes.c_int()
+        uuid, name, size = (ctypes.c_ubyte * 16)(), ctypes.create_string_buffer(256), ctypes.c_size_t()
+        for status in (
+            cuda.cuDeviceGet(ctypes.byref(device), ordinal),
+            cuda.cuDeviceGetUuid(uuid, device),
+            cuda.cuDeviceGetName(name, 256, device),
+            cuda.cuDeviceTotalMem_v2(ctypes.byref(size), device),
+            cuda.cuDeviceGetAttribute(ctypes.byref(sms), SMS_ATTRIBUTE, device),
+        ):
+            if status != 0:
+                raise OSError(f"CUDA device {ordinal}: error {status}")
+        digits, shown = bytes(uuid).hex(), name.value.decode(errors="replace")
+        parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
+        rows.append(_device(ordinal, "GPU-" + "-".join(parts), shown, size.value, sms.value))
+    return rows
+
+
+def _device(ordinal: int, uuid: str, name: str, memory: int, multiprocessors: int | None) -> Row:
+    return {"ordinal": ordinal, "uuid": uuid, "name": name, "memory": memory, "multiprocessors": multiprocessors}
+
+
 def main() -> int:
     """Until the end of the input, or until NVML has nothing to say any more."""
+    if sys.argv[1:] == ["devices"]:
+        try:
+            sys.stdout.write(json.dumps(devices()))
+        except Exception as error:
+            sys.stdout.write(json.dumps({"error": f"the GPUs could not be asked: {error or type(error).__name__}"}))
+        return 0
     lock = threading.Lock()
 
     def say(line: Row) -> None:

@@ -64,11 +64,9 @@ def _apart(policy: Policy, modes: Mapping[str, str]) -> tuple[PolicyError, ...]:
             if mode == "exclusive-process" and (not wanted or uuid.lower() in wanted)]  # fmt: skip
     if not shut:
         return ()
-    origin = policy.origin(f"instance.{policy.instance}.sharing")
     more = f" and {len(shut) - 1} more" if len(shut) > 1 else ""
     problem = f'"apart" is not possible: the compute mode of {shut[0]}{more} is EXCLUSIVE_PROCESS, for one daemon alone'
-    hint = 'nvidia-smi -i GPU -c DEFAULT, or sharing = "together" or "turns"'
-    return (PolicyError(origin.file, origin.line, origin.key, problem, hint),)
+    return _wrong(policy, problem, 'nvidia-smi -i GPU -c DEFAULT, or sharing = "together" or "turns"')
 
 
 async def _in_one(policy: Policy) -> tuple[PolicyError, ...]:
@@ -83,7 +81,9 @@ async def _in_one(policy: Policy) -> tuple[PolicyError, ...]:
         return ()
     if HELP not in said.out:
         return ()  # it could not run at all
-    origin = policy.origin(f"instance.{policy.instance}.sharing")
     problem = f'"together" is not possible: {path} of this driver does not know {MULTIUSER}'
-    hint = 'driver 580 and later know it; until then write sharing = "turns"'
-    return (PolicyError(origin.file, origin.line, origin.key, problem, hint),)
+    return _wrong(policy, problem, 'driver 580 and later know it; until then write sharing = "turns"')
+
+
+def _wrong(policy: Policy, problem: str, hint: str) -> tuple[PolicyError, ...]:
+    return (policy.origin(f"instance.{policy.instance}.sharing").wrong(problem, hint),)

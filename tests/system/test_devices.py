@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from mpsagent.mps.limits import Device
-from mpsagent.system import devices_helper
+from mpsagent.system import nvml_helper
 from mpsagent.system.devices import from_file, parse_devices, probe
 from mpsagent.system.directories import NOWHERE
 from tests.system.conftest import MakeProgram, Play
@@ -136,16 +136,16 @@ def test_a_device_has_the_memory_that_cuda_says(
     monkeypatch: pytest.MonkeyPatch, cuda: bool, reserved: int | None, memory: int
 ) -> None:
     """A quarter of NVML's total would be 154 MiB more than a quarter of what programs can have."""
-    row = {**ROW, "name": "cuda's", "memory": CUDAS << 20}
-    monkeypatch.setattr(devices_helper, "_from_cuda", lambda: [dict(row)] if cuda else None)
-    monkeypatch.setattr(devices_helper.importlib, "import_module", lambda name: FakeNvml(reserved))
-    assert parse_devices(devices_helper._devices()) == (Device(0, "GPU-1", "NVIDIA H200", memory << 20, 132),)
+    row = {**ROW, "memory": CUDAS << 20}
+    monkeypatch.setattr(nvml_helper, "_from_cuda", lambda: [dict(row)] if cuda else None)
+    monkeypatch.setattr(nvml_helper.importlib, "import_module", lambda name: FakeNvml(reserved))
+    assert parse_devices(nvml_helper.devices()) == (Device(0, "GPU-1", "NVIDIA H200", memory << 20, 132),)
 
 
 def test_without_cuda_and_with_an_old_driver_it_is_nvmls_total(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices_helper, "_from_cuda", lambda: None)
-    monkeypatch.setattr(devices_helper.importlib, "import_module", lambda name: FakeNvml(None))
-    assert [row["memory"] for row in devices_helper._devices()] == [NVMLS << 20]
+    monkeypatch.setattr(nvml_helper, "_from_cuda", lambda: None)
+    monkeypatch.setattr(nvml_helper.importlib, "import_module", lambda name: FakeNvml(None))
+    assert [row["memory"] for row in nvml_helper.devices()] == [NVMLS << 20]
 
 
 @pytest.mark.parametrize(
@@ -166,6 +166,6 @@ def test_visible_devices_are_numbered_as_cuda_does(wanted: str | None, expected:
     rows: list[dict[str, object]] = [
         {**ROW, "ordinal": n, "uuid": u} for n, u in enumerate(["GPU-aa", "GPU-ab", "GPU-bb"])
     ]
-    found = devices_helper._visible(rows, wanted)
+    found = nvml_helper._visible(rows, wanted)
     assert [row["uuid"] for row in found] == expected
     assert [row["ordinal"] for row in found] == list(range(len(expected)))
