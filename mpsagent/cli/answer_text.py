@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
+from itertools import islice
 from textwrap import wrap
 
 from mpsagent.cli.gpus import gpus_now
@@ -90,27 +91,28 @@ def _of_one(body: Json, now: datetime, most: int, *, known: bool) -> list[tuple[
     rows.append(("MPS", *_mps(body, now)))
     if body["drain"]["draining"]:
         rows.append(("drain", _drain(body["drain"], now), "warn"))
+
+    def first(label: str, texts: Iterable[str], colour: str, count: int, what: str, rest: str) -> None:
+        """As many as there is room for; how many more there are, and where."""
+        rows.extend((label if i == 0 else "", text, colour) for i, text in enumerate(islice(texts, most)))
+        if count > most:
+            more = many(count - most, what) if what else count - most
+            rows.append(("", f"and {more} more {rest}", colour))
+
     if body["turn"] is None and body["users"]:
-        rows += [("in use" if i == 0 else "", _using(one, now), "good") for i, one in enumerate(body["users"][:most])]
-        if len(body["clients_by_uid"]) > most:
-            more = many(len(body["clients_by_uid"]) - most, "user")
-            rows.append(("", f"and {more} more (mpsagent-cli clients)", "good"))
+        using = (_using(one, now) for one in body["users"])
+        first("in use", using, "good", len(body["clients_by_uid"]), "user", "(mpsagent-cli clients)")
     else:
         rows.append(("in use", *in_use(body, now)))
-    rows += [("waiting" if i == 0 else "", waiting(one, now), "") for i, one in enumerate(body["waiting"][:most])]
-    if body["waiting_users"] > most:
-        rows.append(("", f"and {many(body['waiting_users'] - most, 'user')} more (mpsagent-cli queue)", ""))
+    waits = (waiting(one, now) for one in body["waiting"])
+    first("waiting", waits, "", body["waiting_users"], "user", "(mpsagent-cli queue)")
     if not body["waiting"] and known:
         rows.append(("waiting", "no user", "dim"))
-    ending = [one for one in body["outside"] if one["ends"]]
-    rows += [("outside" if i == 0 else "", _outside(one, now), "warn") for i, one in enumerate(ending[:most])]
-    if len(ending) > most:
-        rows.append(("", f"and {many(len(ending) - most, 'process')} more to be ended", "warn"))
-    for i, one in enumerate(body["not_guaranteed"][:most]):
-        text = f"{one['what']}{one['do'] and '; '}{one['do']}"
-        rows.append(("not sure" if i == 0 else "", safe(text, 400 if most > 1 else 200), "warn"))
-    if len(body["not_guaranteed"]) > most:
-        rows.append(("", f"and {len(body['not_guaranteed']) - most} more (mpsagent-cli doctor)", "warn"))
+    ending = [_outside(one, now) for one in body["outside"] if one["ends"]]
+    first("outside", ending, "warn", len(ending), "process", "to be ended")
+    doubts, room = body["not_guaranteed"], 400 if most > 1 else 200
+    unsure = (safe(f"{one['what']}{one['do'] and '; '}{one['do']}", room) for one in doubts)
+    first("not sure", unsure, "warn", len(doubts), "", "(mpsagent-cli doctor)")
     if body["last_change"]:
         rows.append(("change", _change(body["last_change"], now), ""))
     if body["last_fault"]:

@@ -1,4 +1,4 @@
-"""The pages that are asked for again and again. Without click, and with late imports."""
+"""The pages that are asked for again and again. Without click, and with late imports. Their words are for `--help`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from mpsagent.cli.ask import UNHEALTHY, Json
 
 
 def status(path: str, as_json: bool) -> None:
+    """Who has the GPU, who waits and why, and what needs you."""
     from mpsagent.cli import answer_text
 
     body = ask.show(path, "/v1/status", as_json, lambda body: answer_text.status(body, ask.paint(), ask.now()))
@@ -20,16 +21,35 @@ def status(path: str, as_json: bool) -> None:
 
 
 def probe(path: str, as_json: bool) -> None:
+    """Whether all is well, within 2 seconds.
+
+    Also when mpsagent hangs: for health checks, prologs and readiness.
+    Exit status: 0 healthy, 1 something needs a person, 3 mpsagent does not answer.
+    """
     sys.exit(ask.probe(path, as_json))
 
 
 def top(path: str, as_json: bool, every: float = 2.0) -> None:
-    from mpsagent.cli import top as cli_top
+    """Live on a terminal; into a pipe one page with all rows; as JSON the answers that a page is made of."""
+    if as_json:
+        import json
 
-    cli_top.top(path, every, as_json)
+        answers = [ask.asked(path, f"/v1/{name}")[0] for name in ("status", "clients")]
+        print(json.dumps({"status": answers[0], "clients": answers[1]["clients"]}))
+    elif sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM") != "dumb":
+        from mpsagent.cli import top_screen
+
+        top_screen.show(path, every)
+    else:
+        from mpsagent.cli.top_page import View, page
+
+        status = ask.asked(path, "/v1/status")[0]
+        clients = ask.command_lines(ask.asked(path, "/v1/clients")[0]["clients"])
+        print("\n".join(line.text for line in page(status, clients, View(), ask.now(), ask.width())))
 
 
 def servers(path: str, as_json: bool) -> None:
+    """MPS servers, their users and limits."""
     from mpsagent.cli import answer_text
 
     def text(body: Json) -> list[str]:
@@ -39,6 +59,7 @@ def servers(path: str, as_json: bool) -> None:
 
 
 def clients(path: str, as_json: bool) -> None:
+    """Processes that use or wait for the GPU through MPS."""
     from mpsagent.cli import answer_text
 
     def text(body: Json) -> list[str]:
@@ -48,6 +69,11 @@ def clients(path: str, as_json: bool) -> None:
 
 
 def queue(path: str, as_json: bool) -> None:
+    """Who waits for the GPU, in order, why, and until when.
+
+    In the order in which users get it, with the latest time at which the policy gives it to each.
+    To a user who is not root it first says where that user stands.
+    """
     from mpsagent.cli import answer_text
 
     def text(body: Json) -> list[str]:

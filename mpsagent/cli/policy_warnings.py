@@ -9,7 +9,7 @@ import grp
 import os
 import pwd
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -88,15 +88,14 @@ def _people(policy: Policy) -> Iterator[Identity]:
 
 def known(users: Iterable[str], groups: Iterable[str], programs: Iterable[str]) -> Known:
     """Asks for each name itself: a directory service often lists no one. May block."""
-    people, teams = set[str](), set[str]()
-    for name in users:
+
+    def there(ask: Callable[[str], object], name: str) -> bool:
         with suppress(KeyError, ValueError):
-            pwd.getpwnam(name)
-            people.add(name)
-    for name in groups:
-        with suppress(KeyError, ValueError):
-            grp.getgrnam(name)
-            teams.add(name)
+            return ask(name) is not None
+        return False
+
+    people = {name for name in users if there(pwd.getpwnam, name)}
+    teams = {name for name in groups if there(grp.getgrnam, name)}
     people |= {entry.pw_name for entry in pwd.getpwall()[:MOST_LISTED]}
     teams |= {entry.gr_name for entry in grp.getgrall()[:MOST_LISTED]}
     wrong = {path: problem for path in programs if (problem := problem_of(path))}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import curses
 import locale
 import os
+import sys
 import time
 from contextlib import suppress
 
@@ -189,8 +190,15 @@ class Screen:
 
 
 def show(path: str, every: float) -> None:
-    """Until the person leaves. Raises curses.error where the terminal cannot do it."""
+    """Until the person leaves."""
     locale.setlocale(locale.LC_ALL, "")
     os.environ.setdefault("ESCDELAY", "25")
-    with suppress(KeyboardInterrupt):
+    try:
         curses.wrapper(Screen(path, every).run)
+    except KeyboardInterrupt:
+        pass
+    except curses.error as error:
+        term = os.environ.get("TERM") or "not set"
+        text = f"this terminal cannot do it ({error}); TERM is {term}; one page: mpsagent-cli top | cat"
+        print(f"Error: {text}", file=sys.stderr)
+        sys.exit(ask.UNHEALTHY)

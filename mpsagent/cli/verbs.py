@@ -43,24 +43,8 @@ def cli(ctx: click.Context, path: str) -> None:
 # --- reading
 
 
-@cli.command()
-@options.json
-@click.pass_obj
-def status(path: str, as_json: bool) -> None:
-    """Who has the GPU, who waits and why, and what needs you."""
-    pages.status(path, as_json)
-
-
-@cli.command()
-@options.json
-@click.pass_obj
-def probe(path: str, as_json: bool) -> None:
-    """Whether all is well, within 2 seconds.
-
-    Also when mpsagent hangs: for health checks, prologs and readiness.
-    Exit status: 0 healthy, 1 something needs a person, 3 mpsagent does not answer.
-    """
-    pages.probe(path, as_json)
+for _page in (pages.status, pages.probe, pages.servers, pages.clients, pages.queue):
+    cli.command()(options.json(click.pass_obj(_page)))
 
 
 @cli.command()
@@ -90,34 +74,6 @@ def top(path: str, every: float, as_json: bool) -> None:
     leaves. Into a pipe it writes one page.
     """
     pages.top(path, as_json, every)
-
-
-@cli.command()
-@options.json
-@click.pass_obj
-def servers(path: str, as_json: bool) -> None:
-    """MPS servers, their users and limits."""
-    pages.servers(path, as_json)
-
-
-@cli.command()
-@options.json
-@click.pass_obj
-def clients(path: str, as_json: bool) -> None:
-    """Processes that use or wait for the GPU through MPS."""
-    pages.clients(path, as_json)
-
-
-@cli.command()
-@options.json
-@click.pass_obj
-def queue(path: str, as_json: bool) -> None:
-    """Who waits for the GPU, in order, why, and until when.
-
-    In the order in which users get it, with the latest time at which the policy gives it to each.
-    To a user who is not root it first says where that user stands.
-    """
-    pages.queue(path, as_json)
 
 
 @cli.command()

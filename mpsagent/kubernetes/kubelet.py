@@ -59,17 +59,11 @@ class AtKubelet:
             version=protocol.VERSION, endpoint=self._socket.name, resource_name=self._resource
         )
         request.options.pre_start_required = True
-        with grpc.insecure_channel(f"unix:{self._kubelet}") as channel:
-            register = channel.unary_unary(
-                f"/{protocol.REGISTRATION}/Register",
-                request_serializer=protocol.DEVICE["RegisterRequest"].SerializeToString,
-                response_deserializer=protocol.DEVICE["Empty"].FromString,
-            )
-            try:
-                register(request, timeout=DEADLINE)
-            except grpc.RpcError as error:
-                self.stop()
-                raise Refused(f"{self._kubelet}: {error.details()}") from None
+        try:
+            _ask(self._kubelet, f"/{protocol.REGISTRATION}/Register", request, protocol.DEVICE["Empty"])
+        except Refused:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """The socket goes with it."""
@@ -81,16 +75,7 @@ class AtKubelet:
 def shares_of_pods(socket: Path, resource: str) -> dict[tuple[str, str], frozenset[str]]:
     """Shares by namespace and name of the pod, from the kubelet's PodResources. Raises Refused."""
     request, answer = protocol.PODS["ListPodResourcesRequest"], protocol.PODS["ListPodResourcesResponse"]
-    with grpc.insecure_channel(f"unix:{socket}") as channel:
-        ask = channel.unary_unary(
-            f"/{protocol.POD_RESOURCES}/List",
-            request_serializer=request.SerializeToString,
-            response_deserializer=answer.FromString,
-        )
-        try:
-            said = ask(request(), timeout=DEADLINE)
-        except grpc.RpcError as error:
-            raise Refused(f"{socket}: {error.details()}") from None
+    said = _ask(socket, f"/{protocol.POD_RESOURCES}/List", request(), answer)
     found: dict[tuple[str, str], frozenset[str]] = {}
     for pod in said.pod_resources:
         devices = [one for container in pod.containers for one in container.devices]
@@ -98,6 +83,18 @@ def shares_of_pods(socket: Path, resource: str) -> dict[tuple[str, str], frozens
         if mine:
             found[pod.namespace, pod.name] = mine
     return found
+
+
+def _ask(socket: Path, method: str, request: Any, answer: Any) -> Any:
+    """Raises Refused."""
+    with grpc.insecure_channel(f"unix:{socket}") as channel:
+        ask = channel.unary_unary(
+            method, request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
+        )
+        try:
+            return ask(request, timeout=DEADLINE)
+        except grpc.RpcError as error:
+            raise Refused(f"{socket}: {error.details()}") from None
 
 
 def _file(path: Path) -> tuple[int, int]:

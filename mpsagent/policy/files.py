@@ -28,10 +28,7 @@ MOST_INSTANCES = 64
 
 
 def load(texts: Sequence[tuple[str, str]]) -> tuple[Policy | None, list[PolicyError]]:
-    """The policy that (file name, text) pairs make, in this order; or None and every mistake in all of them.
-
-    No texts at all make the default policy. Never raises.
-    """
+    """The policy that (file name, text) pairs make, in this order, or every mistake in them; of none the defaults."""
     errors: list[PolicyError] = []
     settings: dict[Path, Setting] = {}
     named: dict[Path, Origin] = {}

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from mpsagent.mps import units
 from mpsagent.policy import values
@@ -156,15 +156,18 @@ def threads(value: object) -> values.Threads:
         faults = [Fault("", "says nothing", THREADS_HINT)]
     if len(kinds) > 1:
         faults.append(Fault("", f"has {' and '.join(kinds)}", "keep one of them"))
-    faults += _faults_of(kinds, value)
+    read: dict[str, Any] = {}
+    for key, parse in _PARTS.items():
+        if key in kinds or (key == "rule" and key in value and "clients" in kinds):
+            try:
+                read[key] = parse(value[key])
+            except Wrong as error:
+                faults += [fault._replace(key=key) for fault in error.faults]
     if faults:
         raise Wrong(*faults)
     if kinds == ["sms"]:
-        return values.Multiprocessors(_SMS(value["sms"]))
-    if kinds == ["weight"]:
-        return values.Weight(_weight(value["weight"]))
-    rule = _RULE(value.get("rule", "even"))
-    return values.Clients(_CLIENTS(value["clients"]), "double" if rule == "double" else "even")
+        return values.Multiprocessors(read["sms"])
+    return values.Weight(**read) if kinds == ["weight"] else values.Clients(read["clients"], read.get("rule", "even"))
 
 
 def total_threads(value: object) -> float | values.Multiprocessors:
@@ -178,20 +181,10 @@ def _weight(value: object) -> float:
     return number(value, 0.001, 1_000_000, "write a number from 0.001 to 1000000")
 
 
-_SMS = whole(2, 100_000)  # MPS gives a client no less than 2
-_CLIENTS = whole(1, 1000)
-_RULE = choice("even", "double")
-
-
-def _faults_of(kinds: Sequence[str], value: dict[str, object]) -> list[Fault]:
-    faults = []
-    for key, parse in (("sms", _SMS), ("clients", _CLIENTS), ("weight", _weight), ("rule", _RULE)):
-        if key in value and (key in kinds or (key == "rule" and "clients" in kinds)):
-            try:
-                parse(value[key])
-            except Wrong as error:
-                faults += [fault._replace(key=key) for fault in error.faults]
-    return faults
+_PARTS: dict[str, Callable[[object], Any]] = {
+    "sms": whole(2, 100_000), "clients": whole(1, 1000), "weight": _weight, "rule": choice("even", "double"),
+}  # fmt: skip
+"""MPS gives a client no less than 2 multiprocessors."""
 
 
 def _unknown(key: str) -> tuple[str, str]:

@@ -126,10 +126,7 @@ def names_in(policy: Policy) -> tuple[list[str], list[str]]:
 
 
 def unknown_names(policy: Policy, users: Collection[str], groups: Collection[str]) -> tuple[PolicyError, ...]:
-    """Warnings about users and groups that are in neither collection (all that the machine knows).
-
-    A uid is not looked up: in containers there are uids without a name.
-    """
+    """Of those that are in neither collection. A uid is not looked up: in containers there are uids without a name."""
     wanted = [(path[0], path[1], origin) for path, origin in policy.named.items() if path[0] in ("user", "group")]
     admins = policy.settings.get(("agent", "admin_group"))
     if admins is not None:

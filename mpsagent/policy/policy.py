@@ -35,11 +35,7 @@ IN_RULES: dict[str, Key] = {key.shown: key for key in KEYS if key.in_rules}
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What applies to one user. Times in seconds; None: no such limit, or never.
-
-    ``access`` "deny": the user's clients are refused. ``switch_after``: how long the user may keep the GPU once another
-    user waits. ``enforce_*`` False: only report.
-    """
+    """What applies to one user, by the words of `keys`. Times in seconds; None: no such limit, or never."""
 
     who: Identity
     access: Literal["allow", "deny"] = default("limits", "access")
@@ -197,15 +193,9 @@ def _memory_written(tables: Sequence[Setting]) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A valid policy. ``settings``: every value that a file gives, by its path, in the order of the files.
-
-    Times in seconds. ``sharing`` "turns": one user at a time; "together": all at once, on one server for all;
-    "apart": all at once, each on a control daemon of the user's own.
-    ``server`` "own": a server for each turn, as its user; "shared": one for all users that stays.
-    ``front_end``: what becomes of changes that other administrators make through the public directory. ``devices``:
-    UUIDs that the control daemon shall see (empty: all). ``pipe_directory``: the public directory, where clients look.
-    ``compute_mode``: set by the control daemon's unit. ``digest`` names the texts it was made of, ``sources`` their
-    files, ``named`` the sections of users, groups and instances. What an instance has is that of the first one here;
+    """A valid policy. ``settings``: every value that a file gives, by its path, in the order of the files; ``digest``
+    names the texts it was made of, ``sources`` their files, ``named`` the sections of users, groups and instances. What
+    the other attributes mean is in `keys`; times in seconds. What an instance has is that of the first one here:
     :mod:`mpsagent.policy.instances` makes a policy for each.
     """
 

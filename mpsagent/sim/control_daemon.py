@@ -379,9 +379,9 @@ def _number(words: list[str], at: int) -> int:
     return int(words[at]) if at < len(words) and words[at].isdigit() and len(words[at]) < 19 else 0
 
 
-def _find(daemon: Daemon, words: list[str], at: int = 1) -> Server | None:
-    """The server named by an argument; its absence is answered in words."""
-    pid = _number(words, at)
+def _find(daemon: Daemon, words: list[str]) -> Server | None:
+    """The server named by the first argument; its absence is answered in words."""
+    pid = _number(words, 1)
     found = daemon.servers.get(pid)
     if found is None:
         daemon.say(texts.SERVER_NOT_FOUND.format(pid=pid))
@@ -425,18 +425,9 @@ def execute(daemon: Daemon, command: str, ui: Session) -> None:
         handler(daemon, words)
 
 
-def get_server_list(daemon: Daemon, words: list[str]) -> None:
-    if daemon.servers:
-        daemon.say(*[str(pid) for pid in daemon.servers])
-
-
 def get_device_client_list(daemon: Daemon, words: list[str]) -> None:
-    if len(words) > 1:
-        found = _find(daemon, words)
-        servers = [found] if found else []
-    else:
-        servers = list(daemon.servers.values())
-    for one in servers:
+    named = [_find(daemon, words)] if len(words) > 1 else list(daemon.servers.values())
+    for one in filter(None, named):
         _tell(daemon, one.ask("DEVICE_CLIENTS"))
 
 
@@ -471,10 +462,6 @@ def set_default_active_thread_percentage(daemon: Daemon, words: list[str]) -> No
         daemon.log.write(texts.BAD_PERCENTAGE)
     else:
         daemon.default_percentage = value
-    daemon.say(str(daemon.default_percentage))
-
-
-def get_default_active_thread_percentage(daemon: Daemon, words: list[str]) -> None:
     daemon.say(str(daemon.default_percentage))
 
 
@@ -521,10 +508,6 @@ def set_default_client_priority(daemon: Daemon, words: list[str]) -> None:
         one.ask(f"PRIORITY {daemon.default_priority}")
 
 
-def get_default_client_priority(daemon: Daemon, words: list[str]) -> None:
-    daemon.say(str(daemon.default_priority))
-
-
 def device_query(daemon: Daemon, words: list[str]) -> None:
     rows = _device_rows(daemon, "--csv" in words)
     daemon.say("Default", *rows)
@@ -564,13 +547,13 @@ def leave(daemon: Daemon, words: list[str]) -> None:
 
 
 _COMMANDS: dict[str, Callable[[Daemon, list[str]], None]] = {
-    "get_server_list": get_server_list,
+    "get_server_list": lambda daemon, _: daemon.say(*map(str, daemon.servers)) if daemon.servers else None,
     "get_server_status": partial(_forward, "STATUS"),
     "get_client_list": partial(_forward, "CLIENTS"),
     "get_device_client_list": get_device_client_list,
     "ps": ps,
     "set_default_active_thread_percentage": set_default_active_thread_percentage,
-    "get_default_active_thread_percentage": get_default_active_thread_percentage,
+    "get_default_active_thread_percentage": lambda daemon, _: daemon.say(str(daemon.default_percentage)),
     "set_active_thread_percentage": set_active_thread_percentage,
     "get_active_thread_percentage": partial(_forward, "GET_PERCENTAGE"),
     "set_default_device_pinned_mem_limit": set_default_device_pinned_mem_limit,
@@ -578,7 +561,7 @@ _COMMANDS: dict[str, Callable[[Daemon, list[str]], None]] = {
     "set_device_pinned_mem_limit": set_device_pinned_mem_limit,
     "get_device_pinned_mem_limit": get_device_pinned_mem_limit,
     "set_default_client_priority": set_default_client_priority,
-    "get_default_client_priority": get_default_client_priority,
+    "get_default_client_priority": lambda daemon, _: daemon.say(str(daemon.default_priority)),
     "device_query": device_query,
     "start_server": start_server,
     "shutdown_server": shutdown_server,

@@ -237,21 +237,15 @@ def _judge(daemon: _Daemon, pipe_directory: str, how: str) -> Running | Problem 
     theirs = daemon.pipe_directory
     if environ is None or theirs is None or not daemon.options or not _same_directory(pid, theirs, pipe_directory):
         return None
-    if daemon.foreground:
-        text = (
-            f"control daemon {pid} runs in the foreground (-f): its logs go to its standard output, and without "
-            f"them it cannot be seen which client does what"
-        )
-        stop = f"echo quit -t 30 | CUDA_MPS_PIPE_DIRECTORY={shlex.quote(pipe_directory)} {PROGRAM}"
-        return Problem(ProblemKind.UNSAFE, text, (stop,))
-    if not daemon.background:
+    if not (daemon.foreground or daemon.background):
         return None
-    if daemon.later:
-        text = (
-            f"control daemon {pid} was started by hand with {daemon.later}, which mpsagent does not use: it is not ours"
-        )
+    if daemon.foreground or daemon.later:
+        how = f"was started by hand with {daemon.later}, which mpsagent does not use: it is not ours"
+        if daemon.foreground:
+            how = "runs in the foreground (-f): its logs go to its standard output, and without them it cannot be seen "
+            how += "which client does what"
         stop = f"echo quit -t 30 | CUDA_MPS_PIPE_DIRECTORY={shlex.quote(pipe_directory)} {PROGRAM}"
-        return Problem(ProblemKind.UNSAFE, text, (stop,))
+        return Problem(ProblemKind.UNSAFE, f"control daemon {pid} {how}", (stop,))
     return Running(
         process,
         pipe_directory=pipe_directory,
