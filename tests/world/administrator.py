@@ -7,21 +7,23 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
-from mpsagent.agent.acting import Acting
-from mpsagent.agent.problem import Problem
 from tests.world import trouble
-from tests.world.mps import CREDENTIALS, FRONT_END, word
+from tests.world.kernel import Process
+from tests.world.mps import CREDENTIALS, FRONT_END, Daemon, word
+from tests.world.orders import ANSWERED, AT_ONCE, Order, flood, give, unrecorded, wrong
 from tests.world.people import Client, Life, Steps
 from tests.world.plans import LIMITS
-from tests.world.trouble import SERVED, Day, Guest
-from tests.world.world import LOOK, Fault
+from tests.world.trouble import SERVED, Day, Guest, GuestLife
+from tests.world.world import LOOK, OWN, Coming, Fault
 
 UNDER_WAY = 7.0
 """Seconds for which a hand-over that was under way at a drain's answer may go on."""
 ENDS = 15.0
 """Seconds in which a client that was ordered to end has ended."""
+SLOWS = frozenset({"agent", "gate", "api", "disk", "stopped", "clock", "names", "reinstall"})
+"""Faults that an answer may wait for, or with which a record may go."""
 ANSWER = 20.0
 """Seconds in which a front-end is answered, or told that it is not."""
 
@@ -69,6 +71,38 @@ trouble.PEOPLE = {**trouble.PEOPLE, "asking": Asking, "changing": Changing}
 trouble.HOSTILE = trouble.HOSTILE | {"asking", "changing"}
 
 
+@dataclass(frozen=True)
+class Job(Guest):
+    """A batch system gives it a lease of ``share`` (threads, GiB) for ``span`` seconds and starts it then; for all of
+    its user, or for what descends from its step."""
+
+    share: tuple[float, int] = (0.0, 0)
+    span: float = 0.0
+    all_of_user: bool = False
+
+
+@dataclass(eq=False)
+class Lease:
+    order: Order
+    job: Job
+    step: Process
+    ended: Order | None = None
+
+    def counts(self, life: Life, at: float, doubtful: bool) -> bool | None:
+        """For who was let in then; None: it is not certain. ``doubtful``: somebody had died or was away."""
+        if life.uid != self.job.uid if self.job.all_of_user else life.process.parent is not self.step:
+            return False
+        if at < self.order.at:
+            return False
+        given = self.order.heard is not None and self.order.heard <= at and self.order.answer.get("in_force")
+        until = (self.order.heard or at) + self.job.span
+        if self.ended is not None:
+            until = min(until, self.ended.at)
+        if given and at < until - 0.5:
+            return True
+        return False if at > until + 2.0 and not doubtful else None
+
+
 class Administered(trouble.Troubled):
     """``ordered``: clients that were ordered to end, and when that was answered."""
 
@@ -76,6 +110,53 @@ class Administered(trouble.Troubled):
         super().__init__(plan)
         self.judges = Overseeing(self)
         self.ordered: dict[Life, float] = {}
+        self.leases: list[Lease] = []
+        self.beside: GuestLife | None = None
+        """Who works at a control daemon of an administrator's own, started beside ours."""
+
+    def comes(self, coming: Coming) -> None:
+        if not isinstance(coming, Job):
+            super().comes(coming)
+            return
+        kernel = self.kernel
+        step = kernel.spawn("slurmstepd", 0, 0, kernel.init)
+        kernel.program(step, _stays(kernel.now + coming.work + 300.0))
+        whose = {"uid": coming.uid} if coming.all_of_user else {"pid": step.pid}
+        threads, size = coming.share
+        body = {"order": "lease", **whose, "threads": threads, "memory": f"{size}G", "until": f"{coming.span:g}s"}
+
+        def given(order: Order) -> None:
+            if order.lost:  # as a batch system does
+                kernel.after(1.0, lambda: self.leases.append(Lease(give(self, body, 0, given), coming, step)))
+                return
+            self.tell(f"a lease of {threads:g} % and {size}G for a job of user {coming.uid}: {order.status}")
+            life = self.starts(coming, step)
+            if coming.span > 100:
+                life.process.on_end.append(lambda _: self.end_lease(order))
+
+        self.leases.append(Lease(give(self, body, 0, given), coming, step))
+
+    def end_lease(self, order: Order) -> None:
+        if order.status == 200:
+            ended = give(self, {"order": "end-lease", "number": order.answer["id"]})
+            next(one for one in self.leases if one.order is order).ended = ended
+
+    def starts_daemon(self) -> None:
+        """Another control daemon of root's, in a directory of its own, and a client there."""
+        kernel = self.kernel
+        for path in ("/srv", OWN, f"{OWN}/log"):
+            if path not in kernel.nodes:
+                kernel.make(path, 0o40755, 0, 0)
+        self.tell("an administrator starts another control daemon")
+        process = kernel.spawn("nvidia-cuda-mps-control", 0, 0, kernel.init)
+        process.command = ["nvidia-cuda-mps-control", "-d"]
+        process.environment = {"CUDA_MPS_PIPE_DIRECTORY": OWN, "CUDA_MPS_LOG_DIRECTORY": f"{OWN}/log"}
+        kernel.program(process, Daemon(self, process, OWN, f"{OWN}/log", False).run())
+        client = kernel.spawn("other", 2100, 2100, kernel.init)
+        self.beside = GuestLife(client, 2100, 20.0)
+        program = Client(self, self.beside)
+        program.public = OWN
+        kernel.after(1.0, kernel.program, client, program.run())
 
     def throw(self, fault: Fault) -> None:
         what, kernel = fault.what, self.kernel
@@ -85,21 +166,33 @@ class Administered(trouble.Troubled):
             kernel.disk = what
             kernel.after(float(fault.call), self.mend)
         elif what == "drain":
-            self.order("a drain", lambda acting: acting.drain(None, 0), self.is_drained)
+            self.order("a drain", {"order": "drain"}, self.is_drained)
         elif what == "resume":
             self.drained = None
-            self.order("resume", lambda acting: acting.resume(0))
+            self.order("resume", {"order": "resume"})
             self.judges.faults.append((kernel.now, "order"))
         elif what == "restart":
             self.judges.faults.append((kernel.now, "daemon"))
-            self.order("a restart", lambda acting: acting.restart(float(fault.call) or None, 0))
+            self.order("a restart", {"order": "restart", "timeout": float(fault.call) or None})
         elif what == "terminate":
             there = [one for one in self.judges.lives if one.works and one.honest and one not in self.ordered]
             if there:
                 life = there[self.chance.randrange(len(there))]
                 pid = life.process.pid
-                end = lambda acting: acting.terminate(pid, now=bool(fault.call), dry_run=False, by=0)  # noqa: E731
-                self.order(f"the end of client {pid}", end, lambda: self.ordered.setdefault(life, kernel.now))
+                body = {"order": "terminate", "pid": pid, "now": bool(fault.call)}
+                end = lambda: self.ordered.setdefault(life, kernel.now)  # noqa: E731
+                self.order(f"the end of client {pid}", body, end, self.chance.choice((0, life.uid)))
+        elif what == "flood":
+            self.tell(f"user {fault.call} floods the agent with orders")
+            flood(self, fault.call, 25.0)
+        elif what == "another daemon":
+            self.starts_daemon()
+        elif what == "slow api":
+            self.judges.faults.append((kernel.now, "api"))
+            self.tell("the api is slow")
+            for one in self.who("api"):
+                one.slow = self.chance.uniform(0.05, 1.5)
+                kernel.after(float(fault.call), setattr, one, "slow", 0.0)
         elif what == "upgrade":
             self.tell("gate and agent are replaced by another build")
             for who in ("agent", "gate"):
@@ -117,22 +210,18 @@ class Administered(trouble.Troubled):
     def is_drained(self) -> None:
         self.drained = self.kernel.now
 
-    def order(self, text: str, ask: Callable[[Acting], Any], then: Callable[[], object] = lambda: None) -> None:
-        agent, node = self.agent, self.node
-        if agent is None or node is None or not agent.process.alive or not node.agents:
-            return
+    def order(self, text: str, body: dict[str, object], then: Callable[[], object] = lambda: None, by: int = 0) -> None:
+        def over(order: Order) -> None:
+            self.tell(f"{text} is {'lost with the agent' if order.lost else f'answered with {order.status}'}")
+            if order.status == 200:
+                then()
 
-        async def ordered() -> None:
-            try:
-                await ask(Acting(node))
-            except Problem as problem:
-                self.tell(f"{text} is refused: {problem}")
-                return
-            self.tell(f"{text} is answered")
-            then()
+        self.tell(f"{text} is ordered by {by}")
+        give(self, body, by, over)
 
-        self.tell(f"{text} is ordered")
-        agent.loop.call_soon(lambda: agent.loop.create_task(ordered()))
+
+def _stays(until: float) -> Steps:
+    yield [], until
 
 
 class Overseeing(trouble.Watchful):
@@ -143,8 +232,30 @@ class Overseeing(trouble.Watchful):
         self.had: Counter[int] = Counter()
         """Seconds in which the GPU was a user's, and somebody else's turn was wanted."""
 
+    def works(self, life: Life) -> None:
+        leases, at = self.world.leases, life.given or 0.0
+        if life is self.world.beside or not leases:
+            if life is not self.world.beside:
+                super().works(life)
+            return
+        doubtful = any(-5.0 < at - when < 60.0 for when, _ in self.faults)
+        allowed, policy = [], self.day.limits[life.uid]
+        for one in reversed(leases):
+            counts = one.counts(life, at, doubtful)
+            if counts is not False:
+                allowed.append((min(policy[0], one.job.share[0]), min(policy[1], one.job.share[1] << 10)))
+            if counts:
+                break
+        else:
+            allowed.append(policy)
+        if life.limits not in allowed and not self.forgotten(life):
+            self.fail(f"client {life.process.pid} of user {life.uid} has {life.limits}, and its lease or policy says "
+                      f"{' or '.join(map(str, allowed))}")  # fmt: skip
+
     def given(self, life: Life) -> None:
         since = self.world.drained
+        if life is self.world.beside:
+            return
         if since is not None and (late := self.world.kernel.now - since) > UNDER_WAY and life.honest:
             what = f"{late:.1f} s after a drain was answered"
             self.fail(f"client {life.process.pid} of user {life.uid} is let in {what}")
@@ -157,6 +268,9 @@ class Overseeing(trouble.Watchful):
             self._nothing = self._idle_since = None
         super().look()
         now = self.world.kernel.now
+        slow = max([self.stopped, *(at for at, kind in self.faults if kind in SLOWS)])
+        for what in wrong(self.world, slow, AT_ONCE if self.day.name == "flood" else ANSWERED):
+            self.fail(what)
         for life, since in self.world.ordered.items():
             if life.process.alive and now - since > ENDS and all(now - at > ENDS for at, _ in self.faults):
                 self.fail(f"client {life.process.pid} of user {life.uid} was ordered to end {now - since:.0f} s ago")
@@ -167,6 +281,12 @@ class Overseeing(trouble.Watchful):
 
     def at_the_end(self) -> None:
         super().at_the_end()
+        if not any(kind in SLOWS for _, kind in self.faults):
+            for what in unrecorded(self.world):
+                self.fail(what)
+        beside = self.world.beside
+        if beside is not None and (beside.limits != (100.0, 0) or not beside.done):
+            self.fail(f"who works at another control daemon had {beside.limits}, and saw {beside.error}")
         if self.day.name == "shares":
             self._fair()
 
@@ -196,7 +316,10 @@ def orders(chance: random.Random, seed: int) -> Day:
                       chance.choice(("asking", "changing"))) for _ in range(chance.choice((0, 0, 1, 3)))]  # fmt: skip
     faults = []
     for _ in range(chance.randint(1, 3)):
-        at, what = chance.uniform(3, 50), chance.choice(("drain", "restart", "terminate", "terminate", "upgrade"))
+        at, what = (
+            chance.uniform(3, 50),
+            chance.choice(("drain", "restart", "terminate", "terminate", "upgrade", "reload")),
+        )
         faults.append(
             Fault(at, "agent", what, chance.choice((0, 2, 10)) if what == "restart" else chance.randint(0, 1))
         )
@@ -204,6 +327,8 @@ def orders(chance: random.Random, seed: int) -> Day:
             faults.append(Fault(at + chance.uniform(0.01, 25), "agent", "resume"))
     if chance.random() < 0.4:
         faults.append(Fault(chance.uniform(3, 60), chance.choice(("gate", "agent", "daemon")), "kill", 0))
+    if chance.random() < 0.2:
+        faults.append(Fault(chance.uniform(3, 20), "machine", "another daemon"))
     turns = way in ("own", "shared")
     bound = 40.0 + SERVED + 25.0 * len(users) if longest == 1 or not turns else None  # turns last as long as work does
     return Day(seed, way, tuple(comings), tuple(sorted(faults, key=lambda one: one.at)), LIMITS, ends=True,
@@ -216,7 +341,7 @@ def ailing(chance: random.Random, seed: int) -> Day:
     that dies. CUDA work goes on."""
     users = chance.sample(sorted(LIMITS), chance.randint(1, 4))
     comings = [Guest(2 + chance.uniform(0, 60), chance.choice(users), chance.uniform(0.2, 8)) for _ in range(12)]
-    what, at = chance.choice(("full", "read-only", "torn", "slow", "slow")), chance.uniform(3, 30)
+    what, at = chance.choice(("full", "read-only", "torn", "slow", "slow", "slow api")), chance.uniform(3, 30)
     faults = [Fault(at, "disk", what, chance.choice((2, 10, 30)))]
     faults += [Fault(at + chance.uniform(0, 10), chance.choice(("agent", "gate", "api", "api", "client")), "kill")
                for _ in range(chance.randint(0, 2))]  # fmt: skip
@@ -236,7 +361,37 @@ def shares(chance: random.Random, seed: int) -> Day:
                instance=queue, after=float(slice_), over=900.0, quiet=True, preempt=0.0)  # fmt: skip
 
 
-DAYS = {"orders": orders, "ailing": ailing, "shares": shares}
+def batch(chance: random.Random, seed: int) -> Day:
+    """Jobs with leases beside programs without, while agent or gate die."""
+    users, way = (
+        chance.sample(sorted(LIMITS), chance.randint(1, 3)),
+        chance.choice(("own", "shared", "together", "apart")),
+    )
+    comings: list[Guest] = [Guest(2 + chance.uniform(0, 40), chance.choice(users), chance.uniform(0.2, 5))
+                            for _ in range(chance.randint(0, 8))]  # fmt: skip
+    for _ in range(chance.randint(2, 8)):
+        share = (float(chance.choice((10, 15, 25, 90))), chance.randint(1, 8))
+        at, uid, span = 2 + chance.uniform(0, 40), chance.choice(users), chance.choice((5.0, 15.0, 500.0))
+        comings.append(Job(at, uid, chance.uniform(0.2, 8), chance.choice((1, 2)), share=share, span=span,
+                           all_of_user=chance.random() < 0.3))  # fmt: skip
+    faults = [Fault(chance.uniform(3, 45), chance.choice(("gate", "agent", "daemon")), "kill")
+              for _ in range(chance.choice((0, 0, 1, 2)))]  # fmt: skip
+    return Day(seed, way, tuple(comings), tuple(faults), LIMITS, name="batch", quiet=True, calm=0.0,
+               waits=60.0 + SERVED, preempt=chance.choice((0.0, 0.02)), until=600.0)  # fmt: skip
+
+
+def flooded(chance: random.Random, seed: int) -> Day:
+    """A user, or two, give the agent orders without end; root's are answered as usual, and clients served."""
+    bad, *users = chance.sample(sorted(LIMITS), chance.randint(2, 4))
+    comings = [Guest(2 + chance.uniform(0, 25), chance.choice(users), chance.uniform(0.2, 5)) for _ in range(12)]
+    faults = [Fault(3.0 + place, "user", "flood", uid) for place, uid in enumerate((bad, 2999)[: chance.randint(1, 2)])]
+    faults += [Fault(chance.uniform(4, 28), "agent", chance.choice(("terminate", "terminate", "reload")))
+               for _ in range(6)]  # fmt: skip
+    return Day(seed, chance.choice(("own", "shared", "together")), tuple(comings), tuple(faults), LIMITS, ends=True,
+               name="flood", quiet=True, calm=0.0, waits=60.0 + SERVED, preempt=0.0, until=400.0)  # fmt: skip
+
+
+DAYS = {"orders": orders, "ailing": ailing, "shares": shares, "batch": batch, "flood": flooded}
 
 
 def draw(seed: int) -> Day:

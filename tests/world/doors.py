@@ -528,6 +528,12 @@ class OsModule(_Module):
 
     def fchown(self, *_: Any) -> None: ...
 
+    def kill(self, pid: int, number: int) -> None:
+        _call("kill")
+        if pid not in kernel.processes:
+            raise _error(errno.ESRCH)
+        kernel.signal(kernel.processes[pid], number)
+
     def removexattr(self, *_: Any, **__: Any) -> None:
         raise _error(errno.ENODATA)
 

@@ -240,6 +240,8 @@ class Process:
         self.running = False
         self.missed = False
         self.calls = 0
+        self.slow = 0.0
+        """Seconds for which it is ready and does not run, each time."""
         self.busy = 0.0
         """Seconds of processor time, as /proc has it."""
         self.on_end: list[Callable[[Process], None]] = []
@@ -270,7 +272,7 @@ class Process:
             return
         kernel = self.kernel
         if at is None:
-            at = kernel.now - log(1.0 - kernel.random()) / READY  # chance.expovariate
+            at = kernel.now + self.slow - log(1.0 - kernel.random()) / READY  # chance.expovariate
         elif at < kernel.now:
             at = kernel.now
         if self.due is None or at < self.due:
@@ -553,7 +555,7 @@ class Kernel:
         node = self.nodes.get(path)
         if node is None:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory")
-        if process.uid and not self.may_enter(process, path):
+        if process.uid and not (self._may(node, process, 0o2) and self.may_enter(process, path)):
             raise PermissionError(errno.EACCES, "Permission denied")
         listener = node.listener
         if listener is None or (listener.queue is None and not listener.datagrams):
@@ -579,16 +581,16 @@ class Kernel:
         above = path.rpartition("/")[0]
         while above:
             node = self.nodes.get(above)
-            if node is not None and not self._x(node, process):
+            if node is not None and not self._may(node, process, 0o1):
                 return False
             above = above.rpartition("/")[0]
         return True
 
     @staticmethod
-    def _x(node: Inode, process: Process) -> bool:
+    def _may(node: Inode, process: Process, what: int) -> bool:
         if node.uid == process.uid:
-            return bool(node.mode & 0o100)
-        return bool(node.mode & (0o010 if node.gid == process.gid else 0o001))
+            return bool(node.mode & what << 6)
+        return bool(node.mode & (what << 3 if node.gid == process.gid else what))
 
     def pair(self) -> tuple[Socket, Socket]:
         one, other = Socket(self), Socket(self)

@@ -128,7 +128,8 @@ class Loop(asyncio.AbstractEventLoop, Body):
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None: ...
 
-    def _add(self, how: str, fd: int, callback: Any, arguments: Any) -> None:
+    def _add(self, how: str, fd: Any, callback: Any, arguments: Any) -> None:
+        fd = fd if isinstance(fd, int) else fd.fileno()
         file = self.process.file(fd)
         self._remove(how, fd)
         self._by_fd[how, fd] = file
@@ -136,7 +137,8 @@ class Loop(asyncio.AbstractEventLoop, Body):
         file.watchers[self.process] = 1
         self.look(file)
 
-    def _remove(self, how: str, fd: int) -> bool:
+    def _remove(self, how: str, fd: Any) -> bool:
+        fd = fd if isinstance(fd, int) else fd.fileno()
         file = self._by_fd.pop((how, fd), None)
         if file is None:
             return False
@@ -170,6 +172,19 @@ class Loop(asyncio.AbstractEventLoop, Body):
 
     def run_in_executor(self, _executor: Any, function: Any, *arguments: Any) -> Any:
         return self.create_task(doors.in_thread(function, *arguments, deadline=60.0))
+
+    async def sock_recv(self, sock: Any, size: int) -> bytes:
+        while True:
+            try:
+                return bytes(sock.recv(size))
+            except BlockingIOError:
+                pass
+            there = self.create_future()
+            self.add_reader(sock, lambda there=there: there.done() or there.set_result(None))
+            try:
+                await there
+            finally:
+                self.remove_reader(sock)
 
     async def sock_connect(self, sock: Any, address: str) -> None:
         sock.connect(address)

@@ -44,8 +44,11 @@ def draw(seed: int, ways: tuple[str, ...] = WAYS, faults: int = 3, *, hostile: b
         call = chance.randint(1, CALLS[who]) if who in CALLS and chance.random() < 0.7 else 0
         what = "stop" if chance.random() < 0.25 else "kill"
         thrown.append(Fault(round(2 + chance.uniform(0, span), 4), who, what, call))
+    preempt, parent = chance.choice((0.0, 0.02, 0.1)), chance.random() < 0.15
+    if parent and faults and chance.random() < 0.3:
+        thrown.append(Fault(2 + chance.uniform(0, span), "parent", "stop"))
     return Plan(seed, way, tuple(sorted(comings, key=lambda one: one.at)), tuple(thrown[:faults]), LIMITS,
-                preempt=chance.choice((0.0, 0.02, 0.1)))  # fmt: skip
+                preempt=preempt, parent=parent)  # fmt: skip
 
 
 def hour(seed: int, ways: tuple[str, ...] = WAYS, faults: int = 6, *, hostile: bool = True) -> Plan:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
 
+from mpsagent.agent.host import Agent
+from mpsagent.agent.orders import Orders
 from mpsagent.core.view import View
 from tests.world.administrator import DAYS, Administered
 from tests.world.many import played
@@ -21,7 +24,7 @@ def day(name: str, seed: int) -> Any:
 
 @pytest.mark.parametrize("name", DAYS)
 def test_every_promise_holds_on_a_few_days_of_an_administrator(name: str) -> None:
-    for seed in range(1 if name == "shares" else 6):
+    for seed in range(1 if name == "shares" else 4):
         found = played(day(name, seed), Administered)
         assert found is None, f"seed {seed}: {found[0]}"
 
@@ -57,3 +60,30 @@ def test_shares_that_are_not_fair_are_found(monkeypatch: pytest.MonkeyPatch) -> 
     found = played(asked, Administered)
     assert found is not None
     assert "stands for" in found[0] or "which is not the same" in found[0]
+
+
+def test_a_lease_that_is_answered_and_does_not_hold_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpsagent.core.model.State.lease", lambda *_: None)
+    assert any("and its lease or policy says" in found[0] for seed in range(6)
+               if (found := played(day("batch", seed), Administered)) is not None)  # fmt: skip
+
+
+def test_an_order_that_is_carried_out_and_not_on_record_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = Agent.record
+    monkeypatch.setattr(Agent, "record", lambda self, kind, *rest, **more: None if kind == "client.end_ordered"
+                        else record(self, kind, *rest, **more))  # fmt: skip
+    found = played(day("flood", 0), Administered)
+    assert found is not None
+    assert "is not on record" in found[0]
+
+
+def test_a_flood_of_users_orders_that_takes_roots_places_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one count of both sockets, and none of each user's own."""
+    together = Counter[int]()
+    accept = Orders._accept
+    monkeypatch.setattr("mpsagent.agent.orders.EACH", 1000)
+    monkeypatch.setattr("mpsagent.agent.orders.MOST", 8)
+    monkeypatch.setattr(Orders, "_accept", lambda self, sock, _: accept(self, sock, together))
+    found = played(day("flood", 0), Administered)
+    assert found is not None
+    assert "too many orders" in found[0]

@@ -14,8 +14,8 @@ import pytest
 
 from tests.world import doors, many, test_tenth
 from tests.world.heart import BEGIN, calm, enumerate_all
-from tests.world.plans import WAYS, draw, fails
-from tests.world.world import Fault, World
+from tests.world.plans import LIMITS, WAYS, draw, fails
+from tests.world.world import Coming, Fault, Plan, World
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -148,6 +148,17 @@ def test_a_gate_that_is_killed_loses_nobody_but_whom_it_has_accepted_that_moment
             assert "refused" in found[0]
             lost.append(next(line for line in found[1].story if "(before" in line).split("before ")[1])
     assert lost == ["send)", "send)"]  # its probe, and the connection of its channel
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_gates_own_parent_starts_it_again_with_all_that_it_had(way: str) -> None:
+    """Where there is no systemd; also the public sockets, when somebody has removed them."""
+    comings = tuple(Coming(2.0 + place / 2 + (place > 7), 2001 + place % 3, 1.0, 2) for place in range(20))
+    kill, stop = Fault(5.0, "gate", "kill", 40), Fault(9.1, "parent", "stop")
+    faults = Fault(3.0, "gate"), kill, Fault(6.0, "gate", "sockets"), stop, Fault(9.2, "gate")
+    world = World(Plan(1, way, comings, faults, LIMITS, parent=True))
+    world.play()
+    assert sum("the gate's parent starts it again" in line for line in world.story) == 4
 
 
 def test_the_agent_holds_no_process_of_those_who_were_refused(monkeypatch: pytest.MonkeyPatch) -> None:

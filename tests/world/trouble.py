@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from mpsagent.agent.acting import Acting
 from mpsagent.core import inputs as inp
 from mpsagent.core.reduce import reduce
 from mpsagent.sim import limits as simulated
 from mpsagent.system import names as real_names
 from mpsagent.wire import link
+from tests.world import orders
 from tests.world.judges import Broken, Judges
 from tests.world.kernel import BOOT, File, Process, Socket
 from tests.world.mps import CLIENT, CREDENTIALS, DESCRIPTOR, ClientOf, Daemon, End, ServerProcess
@@ -397,13 +397,17 @@ class Troubled(World):
         assert isinstance(coming, Guest)
         if self.plan.over is not None and not self.judges.lives:
             self.kernel.at(BOOT + self.plan.over, self.everybody_leaves)
-        process = self.kernel.spawn("python", coming.uid, coming.uid, self.kernel.init)
+        self.starts(coming, self.kernel.init)
+
+    def starts(self, coming: Coming, parent: Process) -> GuestLife:
+        process = self.kernel.spawn("python", coming.uid, coming.uid, parent)
         life = GuestLife(process, coming.uid, coming.work, honest=coming.kind not in HOSTILE, kind=coming.kind)
         self.judges.lives.append(life)
         client = PEOPLE[coming.kind](self, life, coming.contexts)
         process.on_end.append(lambda _: self.judges.gone(life))
         self.kernel.program(process, client.run())
         self.tell(f"client {process.pid} ({coming.kind}) of user {coming.uid} comes, {coming.work:.1f} s of work")
+        return life
 
     def start_daemon(self, before: Process) -> None:
         """An administrator starts another one in its place."""
@@ -469,9 +473,7 @@ class Troubled(World):
         elif fault.what == "reload":
             self.tell("the policy is another one, and read again")
             self.kernel.nodes["/etc/mpsagent/policy.toml"].data[:] = self.plan.text(self.plan.then).encode()
-            if self.agent is not None and self.node is not None:
-                acting, loop = Acting(self.node), self.agent.loop
-                loop.call_soon(lambda: loop.create_task(acting.reload(0)))
+            orders.give(self, {"order": "reload"})
         elif fault.what == "while the gate tells":
             for one in self.who("agent"):
                 self.strike(one, Fault(fault.at, "agent"))

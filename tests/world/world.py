@@ -14,13 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mpsagent.agent.acting import Acting
 from mpsagent.agent.node import Node
+from mpsagent.agent.orders import Orders
 from mpsagent.agent.settings import Settings
 from mpsagent.api.history import History
 from mpsagent.api.instances import Everything
 from mpsagent.api.metrics import Metrics
 from mpsagent.api.received import Received
-from mpsagent.gate import service
+from mpsagent.gate import keeper, service
 from mpsagent.gate.loop import Gate, Options
 from mpsagent.mps.limits import Device
 from mpsagent.mps.rendezvous import Credentials
@@ -36,7 +38,7 @@ from mpsagent.system.spawn import Ended
 from mpsagent.system.store import Store
 from tests.world import doors, mps
 from tests.world.judges import Broken, Judges
-from tests.world.kernel import File, Kernel, Opened, Process, Socket
+from tests.world.kernel import File, Kernel, Notices, Opened, Process, Socket
 from tests.world.loop import Loop
 from tests.world.people import KINDS, Life
 from tests.world.shown import Shown
@@ -46,9 +48,13 @@ PUBLIC, RUN, STATE, LOGS = "/tmp/nvidia-mps", "/run/mpsagent", "/var/lib/mpsagen
 UNITS = Path(__file__).parents[2] / "systemd"
 HIDDEN = f"{RUN}/instances/default/pipe"
 NOTIFY = "/run/systemd/notify"
+ORDERS = ((f"{RUN}/orders.sock", 0o666), (f"{RUN}/admin.sock", 0o660))
+"""The agent's sockets for everybody's orders and for administrators'."""
 DEVICE = Device(0, "GPU-513e171f-4520-0894-ba89-06b9f5c1d7b8", "NVIDIA H200", 143155 << 20, 132)
 API = 990
 """The user of the api."""
+OWN = "/srv/mps"
+"""Pipe directory of a control daemon that an administrator has started beside ours."""
 LOOK = 0.25
 WATCHDOG = 12.0
 """Seconds until systemd kills a gate that stands still: WatchdogSec= and TimeoutAbortSec= of its unit."""
@@ -65,8 +71,8 @@ class Coming:
     kind: str = "honest"
 
 
-ROLES = {"mpsagent-gate": "gate", "mpsagent": "agent", "mpsagent-api": "api", "nvidia-cuda-mps-control": "daemon",
-         "nvidia-cuda-mps-server": "server", "python": "client"}  # fmt: skip
+ROLES = {"mpsagent-gate": "gate", "mpsagent-gate keep": "parent", "mpsagent": "agent", "mpsagent-api": "api",
+         "nvidia-cuda-mps-control": "daemon", "nvidia-cuda-mps-server": "server", "python": "client"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,8 @@ class Plan:
     """Seconds for which it is watched after the last has ended."""
     well: bool = True
     """Where nothing is thrown in, nothing is amiss."""
+    parent: bool = False
+    """The gate's own parent process keeps it, as on machines without systemd."""
 
     @property
     def turns(self) -> bool:
@@ -139,6 +147,9 @@ class Systemd:
             listener = self.kernel.listen(self.process, f"{PUBLIC}/{name}", mode, 4096)
             self.process.install(listener)
             self.listeners.append((name, listener))
+        self.orders = [self.kernel.listen(self.process, path, mode, 128) for path, mode in ORDERS]
+        for listener in self.orders:
+            self.process.install(listener)
         self.pages = self.kernel.listen(self.process, f"{RUN}/pages.sock", 0o600, 8)
         self.process.install(self.pages)
         self.kernel.program(self.process, self.run())
@@ -168,12 +179,16 @@ class Systemd:
 
     def start_gate(self) -> None:
         self.hear()
-        process = self.kernel.spawn("mpsagent-gate", 0, 0, self.process)
-        process.environment = {"NOTIFY_SOCKET": NOTIFY}
-        given = [(name, process.install(file)) for name, file in [*self.listeners, *self.stored.items()]]
-        self.world.gate = Program(self.world, process)
-        self.world.gate.loop.call_soon(self.world.run_gate, given)
+        process = self.gate([*self.listeners, *self.stored.items()], NOTIFY)
         process.on_end.append(lambda _: self.after("gate", 0.02, self.start_gate))
+
+    def gate(self, given: list[tuple[str, File]], notify: str) -> Process:
+        process = self.kernel.spawn("mpsagent-gate", 0, 0, self.process)
+        process.environment = {"NOTIFY_SOCKET": notify}
+        fds = [(name, process.install(file)) for name, file in given]
+        self.world.gate = Program(self.world, process)
+        self.world.gate.loop.call_soon(self.world.run_gate, fds)
+        return process
 
     def open_gate(self, yes: bool) -> None:
         """mpsagent-open.service is started, or stopped as the agent has started: the gate is another one each time."""
@@ -193,7 +208,7 @@ class Systemd:
         process = self.kernel.spawn("mpsagent", 0, 0, self.process)
         process.environment = {"PATH": "/usr/bin"}
         self.world.agent = Program(self.world, process)
-        self.world.agent.loop.call_soon(self.world.run_agent)
+        self.world.agent.loop.call_soon(self.world.run_agent, [process.install(one) for one in self.orders])
         process.on_end.append(lambda _: self.after_agent())
 
     def after_agent(self) -> None:
@@ -213,6 +228,59 @@ class Systemd:
         """A process needs its time to start, and Python more."""
         self.world.tell(f"systemd starts the {who} again")
         self.kernel.after(pause + self.world.chance.uniform(0.08, 0.4), start)
+
+
+class Parent(Systemd):
+    """The gate's parent process in systemd's place: the real one, but for how it waits, forks and reaps."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.opens = False
+
+    def start_gate(self) -> None:
+        process = self.kernel.spawn("mpsagent-gate keep", 0, 0, self.process)
+        self.kernel.program(process, self.keep(process))
+
+    def keep(self, process: Process) -> mps.Steps:
+        ended, kernel = Notices(self.kernel), self.kernel
+        kept = _Keeper(["gate"], doors.Path(PUBLIC), doors.Path(RUN))  # type: ignore[arg-type]
+        kept.gate = None
+        pause, start_at, started = keeper.FIRST_PAUSE, 0.0, 0.0
+
+        def has_ended(_: Process) -> None:
+            ended.touched = True
+            ended.changed()
+
+        while True:
+            if not kept._child and kernel.now >= start_at:
+                started = kernel.now
+                kept._listen()
+                kept._kept.forget_the_dead()
+                given = [*((name, sock.fileno()) for name, sock in kept._sockets), *kept._kept.items()]
+                kept.gate = self.gate([(name, process.file(fd)) for name, fd in given], f"{RUN}/notify")
+                kept._child = kept.gate.pid
+                kept.gate.on_end.append(has_ended)
+            yield [process.file(kept._notify.fileno()), ended], kernel.now + keeper.LOOK if kept._child else start_at
+            ended.touched = False
+            kept._look()
+            kept._listen()
+            if kept._reap() is not None:
+                lived = kernel.now - started >= keeper.LIVED
+                pause = keeper.FIRST_PAUSE if lived else min(keeper.LONGEST_PAUSE, pause * 2)
+                start_at = kernel.now + (0.0 if lived else pause)
+                self.world.tell("the gate's parent starts it again")
+            self.stored = {name: process.file(fd) for name, fd in kept._kept.items()}
+
+
+class _Keeper(keeper.Keeper):
+    gate: Process | None
+
+    def _reap(self) -> int | None:
+        if self.gate is None or not self.gate.ended:
+            return None
+        self._listen()  # what it stored last
+        self._child, self.gate = 0, None
+        return 9
 
 
 class Program:
@@ -236,6 +304,11 @@ class _Telling:
             self._world.failed(str(fields.get("text")))
 
     warning = error = info
+
+
+async def _no_admin(_uid: int) -> bool:
+    """Nobody is in the admin group."""
+    return False
 
 
 class _Silent:
@@ -268,6 +341,8 @@ class World:
         self.node: Node | None = None
         self.drained: float | None = None
         """Since when a drain is on that was answered."""
+        self.orders: list[Any] = []
+        """orders.Order of everybody."""
         self.armed: list[tuple[int, Fault]] = []
         self.did: Counter[str] = Counter()
         """How many things each role has done that others can notice."""
@@ -308,18 +383,21 @@ class World:
 
         serve(self.api.loop, pages, each)
 
-    def run_agent(self) -> None:
+    def run_agent(self, orders: list[int]) -> None:
         assert self.agent is not None
         store = Store(f"{STATE}/state.json")
         settings = Settings(supervise="systemd", devices_file="/dev/gpus.json")
         self.node = Node(settings, Names(), store)
-        self.agent.loop.create_task(self.start(self.node))
+        self.agent.loop.create_task(self.start(self.node, orders))
 
-    async def start(self, agent: Node) -> None:
+    async def start(self, agent: Node, given: list[int]) -> None:
         await agent.start(
             lambda policy, where, gone: ControlChild(where.hidden, gone, program="nvidia-cuda-mps-control")
         )
         self.systemd.open_gate(False)
+        orders = Orders(Acting(agent), _no_admin, lambda error: self.failed(f"an order failed: {error!r}"))
+        for fd in given:
+            orders.listen(doors.SocketObject(fileno=fd))  # type: ignore[arg-type]
 
     async def run_program(self, argv: Sequence[str], environment: Mapping[str, str], **_: Any) -> Ended:
         await asyncio.sleep(self.chance.uniform(0.002, 0.02))
@@ -367,6 +445,7 @@ class World:
         return {
             ("mpsagent.gate.identity", "peers_have_pidfds"): lambda: True,
             ("mpsagent.gate.loop", "say"): lambda text: world.gate_says(text),
+            ("mpsagent.gate.keeper", "say"): lambda text: world.gate_says(text),
             ("mpsagent.gate.handovers", "OURSELVES"): Credentials(1, 0, 0),
             ("mpsagent.agent.gate_keeper", "GateUnits"): lambda: GateUnits(Bus()),
             ("mpsagent.agent.gate_keeper", "write_user_environment"): lambda _: None,
@@ -403,7 +482,8 @@ class World:
         self.tell(f"client {process.pid} of user {coming.uid} starts, for {coming.work:.1f} s of work{kind}")
 
     def who(self, role: str) -> list[Process]:
-        return [one for one in self.kernel.processes.values() if ROLES.get(one.name) == role and one.alive]
+        return [one for one in self.kernel.processes.values()
+                if ROLES.get(one.name) == role and one.alive and OWN not in one.environment.values()]  # fmt: skip
 
     def throw(self, fault: Fault) -> None:
         if fault.who == "clock":
@@ -423,6 +503,11 @@ class World:
         if fault.what == "kill":
             self.tell(f"{process} is killed")
             self.kernel.signal(process, 9)
+        elif fault.what == "sockets":
+            self.tell("somebody removes the public sockets")
+            for name in keeper.PUBLIC_NAMES:
+                if f"{PUBLIC}/{name}" in self.kernel.nodes:
+                    self.kernel.remove(f"{PUBLIC}/{name}")
         elif fault.what == "away":
             seconds = fault.call or self.chance.choice((5, 40, 90))
             self.tell(f"somebody stops the {fault.who}, for {seconds} s")
@@ -471,7 +556,7 @@ class World:
                 kernel.make(path, 0o40755, 0, 0)
         kernel.make("/etc/mpsagent/policy.toml", 0o100644, 0, 0).data[:] = self.plan.policy.encode()
         with self.doors():
-            self.systemd = Systemd(self)
+            self.systemd = (Parent if self.plan.parent else Systemd)(self)
             self.systemd.start_api()
             self.systemd.start_gate()
             kernel.after(0.2, self.systemd.start_agent)
