@@ -20,6 +20,7 @@ from typing import NamedTuple
 from mpsagent.mps.rendezvous import HELLO
 from mpsagent.system import directories
 from mpsagent.system.control_search import all_pids, environment, mount_namespace
+from mpsagent.system.prepare import entry_problem
 
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
 SHOWN = 5
@@ -114,7 +115,7 @@ def public_directory(path: str) -> Iterator[Finding]:
         yield Finding(PROBLEM, topic, f"{path} is not there: programs run outside MPS, without limits",
                       "systemctl restart mpsagent-gate.socket mpsagent-gate")  # fmt: skip
         return
-    wrong = [Finding(PROBLEM, topic, *_parted(one)) for one in [directories.entry_problem(path)] if one is not None]
+    wrong = [Finding(PROBLEM, topic, *_parted(one)) for one in [entry_problem(path)] if one is not None]
     mode = stat.S_IMODE(Path(path).stat().st_mode)
     refused = directories.refusal(path) if os.geteuid() == 0 else None  # it judges as the gate does, which is root
     if mode & 0o022:

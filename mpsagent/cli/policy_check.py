@@ -26,10 +26,11 @@ def check(files: tuple[Path, ...], as_json: bool, strict: bool = False, devices:
     Without ``files`` those of the agent. ``devices``: GPUs as JSON, instead of those of this machine. ``strict``:
     warnings count as mistakes.
     """
+    from mpsagent.cli.policy_drafts import read_files
     from mpsagent.policy.files import load
     from mpsagent.policy.instances import names, of
     from mpsagent.policy.sharing import WORDS
-    from mpsagent.system.policy_files import read_files, read_policy
+    from mpsagent.system.policy_files import read_policy
 
     if files:
         texts, errors, notes = read_files(files)

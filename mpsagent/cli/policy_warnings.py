@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from mpsagent.cli.policy_drafts import passed_over
 from mpsagent.mps.limits import Device
 from mpsagent.policy import plausible, totals
 from mpsagent.policy.identity import Identity
@@ -22,7 +23,6 @@ from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.policy import Policy
 from mpsagent.system.hooks import refused
 from mpsagent.system.names import identity_of
-from mpsagent.system.policy_files import passed_over
 from mpsagent.system.threads import in_thread
 
 DEADLINE = 5.0

@@ -174,9 +174,9 @@ def _zone(name: str | None) -> tzinfo | None:
 
 def _policy(files: tuple[Path, ...], instance: str | None) -> Policy:
     """Raises ValueError for a bad one."""
+    from mpsagent.cli.policy_drafts import read_files
     from mpsagent.policy.files import load
     from mpsagent.policy.instances import names, of
-    from mpsagent.system.policy_files import read_files
 
     texts, unreadable, _ = read_files(files, judged=False)
     policy, errors = load(texts)

@@ -326,20 +326,6 @@ def _check_parent(status: os.stat_result, parent: str, path: str) -> list[str]:
     return []
 
 
-def entry_problem(path: str) -> str | None:
-    """A directory above ``path`` that users cannot enter, in words: their clients do not reach what is in ``path`` and
-    run outside MPS. None when all can be entered."""
-    for step in reversed(Path(path).parents):
-        with suppress(OSError):
-            mode = stat.S_IMODE(step.stat().st_mode)
-            if not mode & stat.S_IXOTH:
-                return (
-                    f"{step} (mode {mode:04o}) cannot be entered by users, so their clients do not reach {path} and "
-                    f"run outside MPS. Allow it: chmod o+x {shlex.quote(str(step))}"
-                )
-    return None
-
-
 def _refuse_link(parent: int, name: str, path: str) -> None:
     status = os.stat(name, dir_fd=parent, follow_symlinks=False)
     if stat.S_ISLNK(status.st_mode):

@@ -10,8 +10,6 @@ from __future__ import annotations
 import codecs
 import os
 import stat
-from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 
 from mpsagent.policy.origins import PolicyError, printable
@@ -33,53 +31,16 @@ def read_policy(policy: Path, own: int | None = None) -> tuple[Texts, list[Polic
     errors: list[PolicyError] = []
     texts: Texts = []
     if _exists(policy, errors):
-        _read(policy, texts, errors, errors, own)
+        read_file(policy, texts, errors, errors, own)
     elif not errors:
         hint = "restore it from the package or a backup; a file with comments alone means: the defaults for all users"
-        errors.append(_error(policy, "is missing", hint))
+        errors.append(mistake(policy, "is missing", hint))
     for path in _parts(policy.with_suffix(".d"), errors, own):
-        _read(path, texts, errors, errors, own)
+        read_file(path, texts, errors, errors, own)
     return texts, errors
 
 
-def passed_over(directory: Path) -> list[PolicyError]:
-    """A warning for each file in a directory of the policy's parts that is not read because of its name. Hidden ones,
-    a README and copies that were put aside (``x.toml.bak``, ``x.toml~``) are not meant to be. May block."""
-    try:
-        with os.scandir(directory) as entries:
-            names = sorted(one.name for one in islice(entries, MOST_FILES))
-    except OSError:
-        return []
-    hint = "name it like 10-students.toml, or put it elsewhere"
-    over = [one for one in names if ".toml" not in one and not one.startswith((".", "README"))]
-    return [_error(directory / one, "is not read, because its name does not end in .toml", hint) for one in over]
-
-
-def read_files(paths: Sequence[Path], *, judged: bool = True) -> tuple[Texts, list[PolicyError], list[PolicyError]]:
-    """The texts of files that are named one by one, to check them; what the agent would refuse as well; and notes.
-
-    A note is what an agent of root's would refuse, where the file is a draft of the user's own who checks it. Not
-    ``judged``: whoever may have written them.
-    """
-    errors: list[PolicyError] = []
-    notes: list[PolicyError] = []
-    texts: Texts = []
-    for path in paths[:MOST_FILES]:
-        _read(path, texts, errors, errors if judged and not _is_draft(path) else notes, own=0)
-    if len(paths) > MOST_FILES:
-        errors.append(_error(paths[MOST_FILES], f"is one of more than {MOST_FILES} files", "check fewer at a time"))
-    return texts, errors, notes if judged else []
-
-
-def _is_draft(path: Path) -> bool:
-    """Whether a file belongs to the user who runs this, who is not root."""
-    try:
-        return os.geteuid() != 0 and path.stat().st_uid == os.geteuid()
-    except OSError:
-        return False
-
-
-def _error(path: Path, problem: str, hint: str) -> PolicyError:
+def mistake(path: Path, problem: str, hint: str) -> PolicyError:
     return PolicyError(_name(path), 0, "", problem, hint)
 
 
@@ -99,7 +60,7 @@ def _exists(path: Path, errors: list[PolicyError]) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
-        errors.append(_error(path, f"cannot be read: {_reason(error)}", "see who may enter its directories"))
+        errors.append(mistake(path, f"cannot be read: {_reason(error)}", "see who may enter its directories"))
         return False
     return True
 
@@ -110,15 +71,15 @@ def _parts(directory: Path, errors: list[PolicyError], own: int | None) -> list[
         return []
     try:
         if problem := _distrust(directory.stat(), own):
-            errors.append(_error(directory, *problem))
+            errors.append(mistake(directory, *problem))
             return []
         with os.scandir(directory) as entries:
             names = sorted(e.name for e in entries if e.name.endswith(".toml") and not e.name.startswith("."))
     except OSError as error:
-        errors.append(_error(directory, f"cannot be read: {_reason(error)}", "make it a directory that root may read"))
+        errors.append(mistake(directory, f"cannot be read: {_reason(error)}", "make it a directory that root may read"))
         return []
     if len(names) > MOST_FILES:
-        errors.append(_error(directory, f"has more than {MOST_FILES} files", "join some of them"))
+        errors.append(mistake(directory, f"has more than {MOST_FILES} files", "join some of them"))
     return [directory / name for name in names[:MOST_FILES]]
 
 
@@ -134,35 +95,37 @@ def _distrust(status: os.stat_result, own: int | None = None) -> tuple[str, str]
     return None
 
 
-def _read(
+def read_file(
     path: Path, texts: Texts, errors: list[PolicyError], distrust: list[PolicyError], own: int | None = None
 ) -> None:
     """Append the text of a file, or what is wrong with it. Who could have written it goes to ``distrust``; where that
     is not ``errors``, the text is read all the same."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # some devices do something already when they are opened
-            errors.append(_error(path, "is not a regular file", "put a file there, or a link to one"))
+            errors.append(mistake(path, "is not a regular file", "put a file there, or a link to one"))
             return
         # O_NONBLOCK: it may have become a FIFO meanwhile, and opening one must not wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                errors.append(_error(path, "is not a regular file", "put a file there, or a link to one"))
+                errors.append(mistake(path, "is not a regular file", "put a file there, or a link to one"))
                 return
             if problem := _distrust(status, own):
-                distrust.append(_error(path, *problem))
+                distrust.append(mistake(path, *problem))
                 if distrust is errors:
                     return
             data = file.read(LARGEST + 1)
     except FileNotFoundError:
-        errors.append(_error(path, "cannot be read: no such file", "see that it exists, and a link's target too"))
+        errors.append(mistake(path, "cannot be read: no such file", "see that it exists, and a link's target too"))
         return
     except OSError as error:
-        errors.append(_error(path, f"cannot be read: {_reason(error)}", "see that it exists and that root may read it"))
+        errors.append(
+            mistake(path, f"cannot be read: {_reason(error)}", "see that it exists and that root may read it")
+        )
         return
     if len(data) > LARGEST:
-        errors.append(_error(path, f"is larger than {LARGEST >> 10} KiB", "is it a policy at all?"))
+        errors.append(mistake(path, f"is larger than {LARGEST >> 10} KiB", "is it a policy at all?"))
         return
     try:
         texts.append((_name(path), data.decode("utf-8")))

@@ -3,12 +3,30 @@ why it cannot be used."""
 
 from __future__ import annotations
 
+import shlex
+import stat
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 from mpsagent.system import directories
 from mpsagent.system.directories import DirectoryRefused
 
 USAGE = "usage: mpsagent-directories public DIR | log DIR | instance NAME"
+
+
+def entry_problem(path: str) -> str | None:
+    """A directory above ``path`` that users cannot enter, in words: their clients do not reach what is in ``path`` and
+    run outside MPS. None when all can be entered."""
+    for step in reversed(Path(path).parents):
+        with suppress(OSError):
+            mode = stat.S_IMODE(step.stat().st_mode)
+            if not mode & stat.S_IXOTH:
+                return (
+                    f"{step} (mode {mode:04o}) cannot be entered by users, so their clients do not reach {path} and "
+                    f"run outside MPS. Allow it: chmod o+x {shlex.quote(str(step))}"
+                )
+    return None
 
 
 def main() -> int:
@@ -21,7 +39,7 @@ def main() -> int:
     try:
         if kind == "public":
             notes = directories.prepare_public(what)
-            if problem := directories.entry_problem(what):
+            if problem := entry_problem(what):
                 notes.append(problem)
         elif kind == "log":
             notes = directories.prepare_log(what)

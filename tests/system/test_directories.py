@@ -14,6 +14,7 @@ import pytest
 
 from mpsagent.system import directories as dirs
 from mpsagent.system.directories import DirectoryRefused, directories
+from mpsagent.system.prepare import entry_problem
 
 ROOT = os.geteuid() == 0
 needs_root = pytest.mark.skipif(not ROOT, reason="needs to be root to give files to another user")
@@ -72,10 +73,10 @@ def test_the_public_directory_is_made_for_everyone_and_below_a_strict_umask(base
     finally:
         os.umask(before)
     assert [mode(one) for one in (path, path.parent, path.parent.parent)] == [0o755] * 3
-    assert dirs.entry_problem(str(path)) is None
+    assert entry_problem(str(path)) is None
     assert dirs.refusal(str(path)) is None
     path.parent.chmod(0o700)
-    assert f"chmod o+x {path.parent}" in (dirs.entry_problem(str(path)) or "")
+    assert f"chmod o+x {path.parent}" in (entry_problem(str(path)) or "")
 
 
 def test_what_a_dead_daemon_left_in_the_public_directory_goes(base: Path) -> None:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from mpsagent.cli import policy_drafts
+from mpsagent.cli.policy_drafts import read_files
 from mpsagent.system import policy_files
-from mpsagent.system.policy_files import read_files, read_policy
+from mpsagent.system.policy_files import read_policy
 
 
 @pytest.fixture
@@ -98,6 +100,7 @@ def test_sizes_and_numbers_are_bounded(policy: Path, monkeypatch: pytest.MonkeyP
     (error,) = read_policy(policy)[1]
     assert "larger than 1024 KiB" in error.problem
     monkeypatch.setattr(policy_files, "MOST_FILES", 3)
+    monkeypatch.setattr(policy_drafts, "MOST_FILES", 3)
     for number in range(5):
         put(policy.parent / "policy.d" / f"{number}.toml", "")
     texts, errors = read_policy(policy)
