@@ -44,11 +44,7 @@ QUESTIONS = 4
 
 class History:
     """The last ``capacity`` records in memory; all of the last ``keep`` seconds, at most ``size`` bytes of them, under
-    ``directory``, if there is one.
-
-    :attr:`problem` is a sentence while the disk takes nothing. :attr:`notes` says what was found amiss; whoever has
-    told people empties it.
-    """
+    ``directory``, if there is one. :attr:`problem`: why the disk takes nothing; :attr:`notes`: what was found amiss."""
 
     def __init__(self, directory: str | None, capacity: int = 10_000) -> None:
         self.problem: str | None = None

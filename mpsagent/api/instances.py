@@ -27,10 +27,7 @@ FORGET = 600.0
 
 
 class CursorGone(Problem):
-    """The reader's cursor is older than what the history keeps (or not of this history).
-
-    ``oldest`` is a cursor from which everything that is still kept can be read.
-    """
+    """The cursor is older than what the history keeps, or not of this history."""
 
     def __init__(self, cursor: int, oldest: int) -> None:
         super().__init__(
@@ -176,10 +173,7 @@ class Everything:
     # --- what was -----------------------------------------------------------------------------------------------------
 
     async def records(self, cursor: int | None, limit: int) -> list[Json]:
-        """At most ``limit`` records after ``cursor``, oldest first; with None the newest ``limit``. Raises CursorGone.
-
-        As the history keeps them: ``seq`` (increasing integers), ``at`` (seconds), ``kind``.
-        """
+        """At most ``limit`` records after ``cursor``, oldest first; None: the newest ``limit``. Raises CursorGone."""
         history = self._history
         if cursor is None:
             cursor = max(history.in_memory - 1, history.newest - limit)

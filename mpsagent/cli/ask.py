@@ -1,7 +1,4 @@
-"""What all verbs of the command line share: asking the agent, showing the answer, exit statuses.
-
-Exit status: 0 fine, 1 unhealthy, 2 usage or configuration, 3 the agent cannot be reached.
-"""
+"""What all verbs of the command line share: asking the agent, showing the answer, exit statuses."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
 """The lines of a pair of logs in the order of time.
 
-**On a tie server.log goes first**: a server writes its limits and then tells the control daemon that it is Ready, and
-it writes its last client's leaving before the control daemon sees it exit, each often within one millisecond. The other
-way round a server would be Ready without limits, and a client that had left would be lost with its server. What this
-order gets backwards (a client connects in the millisecond in which it is admitted) costs nothing: the server knows its
-user.
+**On a tie server.log goes first**: within one millisecond a server writes its limits and is Ready, or writes that its
+last client leaves, and has exited. What this gets backwards (a client connects in the millisecond in which it is
+admitted) costs nothing: the server knows its user.
 """
 
 from __future__ import annotations
@@ -26,18 +24,14 @@ _SILENCE = 3600.0
 
 
 def merged(control: BinaryIO, server: BinaryIO, zone: tzinfo | None = None) -> Iterator[Line]:
-    """The lines of both logs, server.log first on a tie (see above)."""
     steps: list[float] = []
     both = _read(server, "server", zone, steps), _read(control, "control", zone, steps)
     return heapq.merge(*both, key=lambda line: line.at)
 
 
 def _read(file: BinaryIO, source: Source, zone: tzinfo | None, steps: list[float]) -> Iterator[Line]:
-    """Lines of a log, whose times never run backwards.
-
-    When the clock was set back, what follows is moved on by the step, as far as this log shows it; ``steps`` are those
-    of both logs, so that both are moved alike and their order among each other stays right.
-    """
+    """Lines of a log, whose times never run backwards: after a step of the clock they are moved on by it. ``steps`` are
+    those of both logs, which are moved alike."""
     parser, last, shift, seen = LogParser(source, zone), float("-inf"), 0.0, 0
 
     def forwards(lines: list[Line]) -> Iterator[Line]:

@@ -21,11 +21,8 @@ GPU_DEADLINE = 10.0
 
 
 def check(files: tuple[Path, ...], as_json: bool, strict: bool = False, devices: Path | None = None) -> int:
-    """Print every mistake and every warning, as a reload would judge; the exit status.
-
-    Without ``files`` those of the agent. ``devices``: GPUs as JSON, instead of those of this machine. ``strict``:
-    warnings count as mistakes.
-    """
+    """Print what a reload would say; the exit status. Without ``files`` those of the agent. ``devices``: GPUs as JSON,
+    instead of those of this machine. ``strict``: warnings count as mistakes."""
     from mpsagent.cli.policy_drafts import read_files
     from mpsagent.policy.files import load
     from mpsagent.policy.instances import names, of

@@ -1,7 +1,5 @@
-"""What of a good policy is surely not meant on this machine: users, groups, programs and GPUs are looked up here.
-
-For warnings, never for decisions. `policy.plausible` compares.
-"""
+"""What of a good policy is surely not meant on this machine: users, groups, programs and GPUs are looked up here, and
+`policy.plausible` compares. For warnings, never for decisions."""
 
 from __future__ import annotations
 
@@ -53,11 +51,8 @@ async def warnings(
     *,
     deadline: float = DEADLINE,
 ) -> tuple[PolicyError, ...]:
-    """By file and line. ``devices``: as the control daemon numbers them; empty while they are not known. ``texts``: of
-    the policy's files; ``parts``: the directory from which its parts were read.
-
-    Takes as long as the name service takes, at most ``deadline`` seconds; then without what it would have said.
-    """
+    """By file and line. ``texts``: of the policy's files; ``parts``: the directory from which its parts were read.
+    After ``deadline`` seconds without what the name service would have said."""
     found = [*plausible.in_itself(policy, texts), *plausible.against_devices(policy, devices)]
     found += totals.against_devices(policy, devices)
     with suppress(TimeoutError, OSError):

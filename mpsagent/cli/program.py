@@ -1,10 +1,8 @@
 """`mpsagent-cli run -- COMMAND`: a program that says why it waits for the GPU, and that ends without hurting others.
 
-The program is in a process group of its own, so Ctrl-C, a closed terminal and the signal of a container's engine come
-here first.
-A signal in the middle of a kernel is a fault for all on the server: the program's clients are ended through MPS before
-it is passed on. While the program works a stream of events says when it waits, or when its turn ends; the queue is
-asked once at each heartbeat, in case an event was missed. Each program pays for its imports: they are few.
+The program has a process group of its own, so Ctrl-C, a closed terminal and a container's engine signal us first, and
+its clients are ended through MPS before the signal is passed on: in the middle of a kernel it is a fault for all on the
+server. A stream of events says when the program waits, or when its turn ends. Its imports are few: each program pays.
 """
 
 from __future__ import annotations

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import click
 
+from mpsagent.api.database import LARGEST, SUMS, USED
 from mpsagent.cli import ask, options, tables, wording
 from mpsagent.cli.ask import Json
 
-SUMS = ("gpu", "waited", "longest", "clients", "left", "refused", "faults", "forced", "turns", "paused")
-USED = ("counted", "busy", "energy", "memory_used", "shared")
 FIRST: dict[str, tuple[str, ...]] = {
     "user": ("uid", "user"), "group": ("group", "users"), "day": ("day",),
     "job": ("job", "uid", "user", "threads", "memory", "ended"),
@@ -74,8 +73,6 @@ def report(
 def merged(files: Sequence[Path]) -> Json:
     """Times and counts of several nodes are added up; of the longest wait, of limits and of a group's users the most
     counts, as users may be on several nodes. The same user has the same uid on all of them."""
-    from mpsagent.api.database import LARGEST
-
     bodies = [_read(file) for file in files]
     by, rows = bodies[0]["by"], dict[tuple[object, ...], Json]()
     if any(one["by"] != by for one in bodies):

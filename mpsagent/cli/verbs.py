@@ -1,7 +1,4 @@
-"""``mpsagent-cli``: what people type. Asks the agent over its socket; ``policy check`` and ``replay`` need no agent.
-
-Exit status: 0 fine, 1 unhealthy, 2 usage or configuration, 3 the agent cannot be reached.
-"""
+"""``mpsagent-cli``: what people type. Asks the agent over its socket; ``policy check`` and ``replay`` need no agent."""
 
 from __future__ import annotations
 

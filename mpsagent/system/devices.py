@@ -1,9 +1,8 @@
 """The GPUs as CUDA numbers them, asked once by a short-lived helper process; and the simulated ones.
 
-After a driver error NVML and libcuda can hang for ever, even beyond SIGKILL. So the agent never loads them: it runs
-``python -m mpsagent.system.nvml_helper devices`` with a deadline, and reads JSON. No CUDA context is created; the pipe
-directory in the helper's environment does not exist, so that it is never a client of MPS. What changes while the GPUs
-work is asked in :mod:`mpsagent.system.nvml`.
+After a driver error NVML and libcuda can hang for ever, even beyond SIGKILL: the agent never loads them. The helper's
+pipe directory does not exist, so that it is never a client of MPS. What changes while the GPUs work is asked in
+:mod:`mpsagent.system.nvml`.
 """
 
 from __future__ import annotations

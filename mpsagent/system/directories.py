@@ -58,11 +58,8 @@ def directories(instance: str, public: str, log: str, run: str = "/run/mpsagent"
 
 
 def prepare_hidden(where: Directories) -> list[str]:
-    """Makes ``instances``, the instance's directory and its pipe directory, or puts their modes right: 0710 root:root.
-
-    Servers run with group 0 and enter (recording 08, G1); users stay outside. Returns notes for people. Raises
-    DirectoryRefused, or OSError from the file system.
-    """
+    """Makes ``instances``, the instance's directory and its pipe directory, or puts their modes right: servers run with
+    group 0 (recording 08, G1). Returns notes for people. Raises DirectoryRefused or OSError."""
     _check_length(where.hidden, "run directory")
     notes: list[str] = []
     for path in (str(Path(where.home).parent), where.home, where.hidden):
@@ -126,10 +123,8 @@ def refusal(path: str) -> str | None:
 
 
 def clean(path: str) -> list[str]:
-    """Removes what a dead control daemon has left in its pipe directory, and nothing else; returns the names.
-
-    The caller has made sure that it is dead. Raises like :func:`prepare_hidden`; a missing directory is clean.
-    """
+    """Removes what a control daemon that is surely dead has left in its pipe directory; returns the names. Raises like
+    :func:`prepare_hidden`."""
     removed = []
     try:
         with _opened(path) as directory:

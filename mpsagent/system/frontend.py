@@ -48,11 +48,8 @@ _SAID = {Status.NO_DAEMON: NO_DAEMON_TEXT, Status.BUSY: BUSY_TEXT}
 
 
 class Reply(NamedTuple):
-    """What came of a question: ``out`` is what NVIDIA's front-end would have printed.
-
-    ``ANSWERED`` says only that the daemon took the commands: refusals are text in ``out``. ``REFUSED_QUEUE``: nothing
-    was sent, because too many waited or the deadline passed before its turn.
-    """
+    """``out``: what NVIDIA's front-end would have printed, refusals too. ``REFUSED_QUEUE``: too many waited, or the
+    deadline passed before its turn."""
 
     status: Status
     out: str = ""

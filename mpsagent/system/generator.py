@@ -1,10 +1,6 @@
-"""A systemd generator: units name paths, and where they lie is the policy's to say. For a policy with another public
-directory, log directory, control program, admin group or instance name than the default it writes drop-ins for the
-units that need to know.
-
-It runs early in the boot and at each ``systemctl daemon-reload``, reads the policy files and nothing else, and never
-fails: a policy that it cannot read leaves the defaults, and the agent says what is wrong with it.
-"""
+"""A systemd generator: drop-ins for units, where the policy puts directories, the control program or the admin group
+elsewhere. It runs early in the boot and at each ``systemctl daemon-reload``, and never fails: a policy that it cannot
+read leaves the defaults, and the agent says what is wrong with it."""
 
 from __future__ import annotations
 

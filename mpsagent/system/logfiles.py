@@ -100,14 +100,10 @@ class _File:
 
 
 class LogFollower:
-    """Delivers what is appended to ``path``.
-
-    ``on_data`` is called in the loop for each chunk. ``on_problem`` is called with a sentence when the log cannot be
-    read and with None when it can again; a log that does not exist yet is no problem (see :attr:`missing`). ``first``
-    says where to begin in a file that is there at the start (it gets the descriptor and runs in a thread; None: at its
-    beginning); later files are read from their beginning. ``most``: how many bytes the log may have; beyond them its
-    beginning goes, once it was read. ``on_long`` hears why that cannot be done, or None.
-    """
+    """Delivers what is appended to ``path``. ``on_problem`` hears why the log cannot be read, and None when it can
+    again; one that does not exist yet is :attr:`missing`. ``first`` says, in a thread, where to begin in a file that is
+    there at the start (None: at its beginning). Beyond ``most`` bytes its beginning goes, once it was read; ``on_long``
+    hears why that cannot be done, or None."""
 
     def __init__(
         self,

@@ -22,12 +22,9 @@ Texts = list[tuple[str, str]]
 
 
 def read_policy(policy: Path, own: int | None = None) -> tuple[Texts, list[PolicyError]]:
-    """The texts of ``policy`` and of ``policy.d`` beside it, as (path, text), and what could not be read.
-
-    A missing directory is no error; a missing ``policy`` is one, because without it every user could use everything.
-    What others than root and ``own`` could have written is refused: the policy names programs that root runs. ``own``
-    is a uid; None: the user who runs this.
-    """
+    """The texts of ``policy`` and of ``policy.d`` beside it, as (path, text), and what could not be read. A missing
+    ``policy`` is an error: without it every user could use everything. What others than root and ``own`` (a uid; None:
+    the user who runs this) could have written is refused: the policy names programs that root runs."""
     errors: list[PolicyError] = []
     texts: Texts = []
     if _exists(policy, errors):

@@ -13,7 +13,7 @@ import os
 import select
 import shutil
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -32,23 +32,25 @@ def find_program(program: str, environment: Mapping[str, str]) -> str | None:
     return shutil.which(program, path=environment.get("PATH", os.defpath))
 
 
-class Run:
-    """One process. ``finished(run, code)`` is called once, in the loop, when it has ended and is reaped (``code``
-    negative: the signal); ``flooded(run)`` when it prints without end. The constructor raises OSError."""
+class Ended(NamedTuple):
+    """How a program ended: ``code`` is None when it was killed at its deadline or for printing without end, or never
+    ran; ``problem`` says so in words."""
 
-    __slots__ = ("_files", "_finished", "_flooded", "_kept", "_loop", "_pidfd", "_seen", "pid")
+    code: int | None
+    out: str = ""
+    err: str = ""
+    problem: str | None = None
 
-    def __init__(
-        self,
-        argv: Sequence[str],
-        environment: Mapping[str, str],
-        feed: bytes,
-        finished: Callable[[Run, int], None],
-        flooded: Callable[[Run], None],
-    ) -> None:
-        self._finished = finished
-        self._flooded = flooded
+
+class _Run:
+    """One process; ``done`` gets how it ended. The constructor raises OSError."""
+
+    __slots__ = ("_files", "_kept", "_loop", "_pidfd", "_problem", "_program", "_seen", "done", "pid")
+
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], feed: bytes) -> None:
         self._loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[Ended] = self._loop.create_future()
+        self._program, self._problem = argv[0], ""
         self._kept = (bytearray(), bytearray())
         self._seen = 0
         opened: list[int] = []
@@ -70,25 +72,27 @@ class Run:
         for which, descriptor in enumerate((out, err)):
             os.set_blocking(descriptor, False)
             self._loop.add_reader(descriptor, self._readable, which)
-        self._loop.add_reader(self._pidfd, self.collect)
+        self._loop.add_reader(self._pidfd, self._collect)
 
-    def texts(self) -> tuple[str, str]:
-        """What it has printed so far on stdout and stderr."""
-        return self._kept[0].decode(errors="replace"), self._kept[1].decode(errors="replace")
-
-    @property
-    def ended(self) -> bool:
-        """The process has ended, whether or not :meth:`collect` has run."""
-        return _readable(self._pidfd, 0)
+    def stop(self, problem: str) -> None:
+        """Unless it has just ended by itself."""
+        if self.done.done() or self._problem:
+            return
+        if _readable(self._pidfd, 0):
+            self._collect()
+        else:
+            self._problem = problem
+            self.kill()
+            self._loop.call_later(KILL_WAIT, self._settle, None)  # not for ever: the kernel may hold on to a process
 
     def kill(self) -> None:
-        """SIGKILL to it and its process group. ``finished`` is still called, whenever the kernel lets it die."""
+        """SIGKILL to it and its process group; it is reaped whenever the kernel lets it die."""
         self._close(0)
         self._close(1)
         with suppress(OSError):
             kill_group(self.pid)  # not reaped, so the number is still its own
 
-    def collect(self) -> None:
+    def _collect(self) -> None:
         """The process has ended: read what is left in the pipes, reap it, say so."""
         self._loop.remove_reader(self._pidfd)
         for which in (0, 1):
@@ -98,12 +102,17 @@ class Run:
             self._close(which)
         code = reap(self._pidfd)
         os.close(self._pidfd)
-        self._finished(self, code)
+        self._settle(code)
+
+    def _settle(self, code: int | None) -> None:
+        if not self.done.done():
+            out, err = (one.decode(errors="replace") for one in self._kept)
+            self.done.set_result(Ended(None if self._problem else code, out, err, self._problem or None))
 
     def _readable(self, which: int) -> None:
         self._read(which)
         if self._seen > FLOOD:
-            self._flooded(self)
+            self.stop(f"{self._program} printed more than {FLOOD >> 20} MiB and was killed")
 
     def _read(self, which: int) -> bool:
         """Reads once; False when there is nothing now or nothing more to come."""
@@ -132,50 +141,21 @@ class Run:
             os.close(descriptor)
 
 
-class Ended(NamedTuple):
-    """How a program ended: ``code`` is None when it was killed at its deadline or for printing without end, or never
-    ran; ``problem`` says so in words."""
-
-    code: int | None
-    out: str = ""
-    err: str = ""
-    problem: str | None = None
-
-
 async def run_program(
     argv: Sequence[str], environment: Mapping[str, str], *, feed: bytes = b"", deadline: float
 ) -> Ended:
     """Runs ``argv`` (a path first) for at most ``deadline`` seconds. Never raises but for its own cancellation, which
     kills the program."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Ended] = loop.create_future()
-    problems: list[str] = []
-
-    def settle(code: int | None) -> None:
-        if not done.done():
-            out, err = run.texts()
-            done.set_result(Ended(None, out, err, problems[0]) if problems else Ended(code, out, err))
-
-    def stop(problem: str) -> None:
-        if done.done() or problems:
-            return
-        if run.ended:
-            run.collect()
-        else:
-            problems.append(problem)
-            run.kill()
-            loop.call_later(KILL_WAIT, settle, None)  # not for ever: the kernel may hold on to a process
-
     if len(feed) > FULL:
         return Ended(None, problem=f"{argv[0]}: {len(feed)} bytes of input are more than {FULL}")
     try:
-        flood = f"{argv[0]} printed more than {FLOOD >> 20} MiB and was killed"
-        run = Run(argv, environment, feed, lambda _, code: settle(code), lambda _: stop(flood))
+        run = _Run(argv, environment, feed)
     except OSError as error:
         return Ended(None, problem=f"{argv[0]} cannot be run: {error.strerror}")
-    timer = loop.call_later(deadline, stop, f"{argv[0]} did not end within {deadline:g} s and was killed")
+    late = f"{argv[0]} did not end within {deadline:g} s and was killed"
+    timer = asyncio.get_running_loop().call_later(deadline, run.stop, late)
     try:
-        return await done
+        return await run.done
     except asyncio.CancelledError:
         run.kill()
         raise
