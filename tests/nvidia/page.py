@@ -1,5 +1,4 @@
-"""What the field guide and docs/develop/daemons.md say was seen: each cell of their tables of runs is compared by the
-test that has seen it.
+"""What docs/develop/daemons.md says was seen: each cell of its tables of runs is compared by the test that has seen it.
 
 A table that nobody compares is believed long after it has become wrong. That no row is left out is held by
 tests/test_docs.py.
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from tests.nvidia.fetch import Driver
 
-PAGES = [Path(__file__).parents[2] / "docs" / name for name in ("mps-field-guide.md", "develop/daemons.md")]
+PAGE = Path(__file__).parents[2] / "docs" / "develop" / "daemons.md"
 NOT_TRIED = "not tried"
 
 
@@ -19,7 +18,7 @@ def rows() -> dict[str, dict[str, str]]:
     """What was tried, and the word for each driver by its version. "The same" is what stands to the left of it."""
     found: dict[str, dict[str, str]] = {}
     versions: list[str] = []
-    for line in (line for page in PAGES for line in page.read_text(encoding="utf-8").splitlines()):
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
         first, *cells = [cell.strip() for cell in line.strip("|").split("|")]
         if first == "tried":
             versions = cells
