@@ -15,7 +15,7 @@ beside honest users. Does what a user's own program does reach others?
 The other names are those of the functions below; docs/security.md names them where it names tests, and what is not
 played is listed at the end, because no honest user can be beside it: a start, a parser, a page. NAMES with commas, also
 NAME:WAY; of ways: own, shared (turns), together, apart. `--limits`: more keys of [limits], ";" between them. `--part`:
-attacks (no time is measured), time (nothing else), short (the attacks that take a few seconds), all.
+attacks (no time is measured), time (nothing else), short (attacks that are over in seconds), all.
 
 Each attack in each way has an MPS with agent and gate of its own; LANES of them at once (8 on a GPU, half as many while
 time is measured). Honest users work beside it; a table tells what it cost them. It judges by what MPS gives and by the
@@ -551,7 +551,7 @@ def relay_past_the_count(play: Play) -> None:
     for _ in range(4):
         hers.append(play.stage.client(A, "mind", 60, **through))
         time.sleep(2.0)
-    until(lambda: False, START + play.slack)
+    until(lambda: False, START + play.slack / 4)
     now = time.monotonic()
     working = [one for one in hers if one.rc is None and (found := steps(one)) and now - found[-1] < 1.0]
     shown = [one for one in hers if one.pid in play.watch.pids]
@@ -1138,7 +1138,26 @@ ATTACKS: dict[str, Callable[[Play], None]] = {
     "H6": stopped_server,
     **{one.__name__: one for one in NAMED},
 }
-SHORT = ("pretend", "ask", "deny", "leave_behind", "fault", "order")
+SHORT = (
+    "environment",
+    "H1",
+    "H1-turns",
+    "H2",
+    "H2-silent",
+    "H5",
+    "H6",
+    "touch",
+    "pretend",
+    "become",
+    "forge",
+    "take_more",
+    "ask",
+    "deny",
+    "leave_behind",
+    "outside",
+    "fault",
+    "order",
+)
 
 
 # --- what it costs others ---------------------------------------------------------------------------------------------

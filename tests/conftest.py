@@ -29,13 +29,9 @@ LONG = (
     "cli/test_replay.py::test_a_hundred_megabytes_need_little_memory",
     "disorder/test_disorder.py::test_disorder_with_an_instance_for_each_gpu",
     # the whole agent beside the simulator, where core and gate have the same in small
-    "agent/test_adoption.py", "agent/test_ansible.py", "agent/test_apart.py", "agent/test_busy_machine.py",
-    "agent/test_bypass.py",
-    "agent/test_clock_steps.py", "agent/test_containers.py", "agent/test_device_plugin.py", "agent/test_hostage.py",
-    "agent/test_instances.py", "agent/test_leftovers.py", "agent/test_pause.py", "agent/test_relayed.py",
-    "agent/test_restarts.py", "agent/test_setuid.py", "agent/test_timeline.py", "agent/test_use.py",
-    "agent/test_unlimited.py::"
-    "test_one_that_takes_its_memory_limit_away_is_named_and_ended_beside_one_that_fills_its_limit",
+    "agent/test_adoption.py", "agent/test_ansible.py", "agent/test_busy_machine.py", "agent/test_bypass.py",
+    "agent/test_containers.py", "agent/test_device_plugin.py", "agent/test_instances.py", "agent/test_pause.py",
+    "agent/test_relayed.py", "agent/test_restarts.py", "agent/test_timeline.py", "agent/test_use.py",
 )  # fmt: skip
 """Folders, files and tests that take more than half of the time: `make test` is for after each change."""
 

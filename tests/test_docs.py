@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import click
 import pytest
 
+from campaigns import hostile
 from mpsagent.agent import conditions
 from mpsagent.cli.verbs import cli
 from mpsagent.policy.files import load
@@ -28,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 # Transcripts' sections and scenarios, as comments and pages name them: "recording 02, R3", "X13".
 _SECTION = re.compile(r"\brecordings? (0\d), ([A-Z]\d+)\b")
-_TEST = re.compile(r"\b(tests/[\w/]+\.py)::(\w+)")
+_TEST = re.compile(r"\b((?:tests|campaigns)/[\w/]+\.py)::(\w+)")
 _SCENARIO = re.compile(r"\bX\d+\b")
 _FENCED = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?:^ {4}.*\n(?:\n(?= {4}))*)+", re.MULTILINE)
@@ -95,6 +96,10 @@ def test_every_attack_and_every_mistake_names_tests_that_there_are(page: str) ->
     assert [row for row in rows if not _TEST.search(row)] == []
     named = _TEST.findall(text)
     assert [one for one in named if not _defines(ROOT / one[0], one[1])] == []
+    played = {hostile.ATTACKS[name].__name__ for name in hostile.SHORT}  # by test_hostile_day.py
+    for found in map(_TEST.findall, rows):
+        if {file for file, _ in found} == {"campaigns/hostile.py"}:
+            assert played & {name for _, name in found}, found
 
 
 def test_every_row_of_the_drivers_tables_is_compared_by_the_test_that_has_seen_it() -> None:

@@ -47,18 +47,11 @@ class Forger:
         self._random = random.Random(seed)
         self._heads, self._pids, self._users, self._socket = heads, pids, users, socket
 
-    def line(self, who: str, template: str, head: int | None = None) -> str:
+    def line(self, who: str, template: str) -> str:
         pick = self._random.choice
         now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:23]
         said = template.format(p=pick(self._pids), u=pick(self._users), socket=self._socket)
-        return f"[{now} {who} {pick(self._heads) if head is None else head:5}] {said}\n"
-
-    def all_kinds(self) -> tuple[str, str]:
-        """For control.log and server.log: each line once from each head."""
-        control = [self.line("Control", one, head) for one in CONTROL for head in self._heads]
-        server = [self.line("Server", one, head) for one in SERVER for head in self._heads]
-        server += [self.line("Client", one, head) for one in CLIENT for head in self._heads]
-        return "".join(control), "".join(server)
+        return f"[{now} {who} {pick(self._heads):5}] {said}\n"
 
     def some(self, count: int) -> tuple[str, str]:
         """At random; now and then a piece of one, or bytes of nothing."""

@@ -2,57 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from tests.agent.stage import A, B, Stage
-from tests.conformance.backends import other_users_python
 
 POLICY = f'[limits]\nthreads = 10\nmemory = "2G"\n[user.{A}]\nthreads = 40\n[user.{B}]\nthreads = 20\n'
 HIGH = 3_000_000_000
 """A uid that is negative where it is taken for a signed number of 32 bits."""
-
-ATTACKERS = Path(__file__).parents[2] / "campaigns" / "attackers.py"
-
-
-def test_a_user_can_touch_nothing_of_what_others_rest_on(stage: Stage) -> None:
-    """Files, sockets and processes of agent, gate and MPS, and another user's client and server."""
-    agent = stage.with_agent(POLICY)
-    holder = stage.client(A, "sleep", 600)
-    holder.known()
-    (server,) = agent.api.status()["servers"]
-    mine = stage.place.with_name("mine")
-    mine.touch()
-    os.chown(mine, B, B)
-    run = stage.place / "run"
-    place = {
-        "public": str(stage.rig.pipe), "log": str(stage.rig.log), "hidden": [str(stage.hidden())],
-        "logs": [f"{stage.rig.log}/control.log", f"{stage.rig.log}/server.log"],
-        "run": str(run), "state": str(stage.place / "state"), "mine": str(mine),
-        "administrators": str(agent.api.path.with_name("agent-admin.sock")),
-        "pids": {
-            "the agent": agent.pid, "the gate": stage.gate(agent), "its keeper": stage.keeper(agent),
-            "the control daemon": stage.control(agent), "another's server": server["pid"], "another": holder.pid,
-        },
-    }  # fmt: skip
-    assert all(Path(place[name]).exists() for name in ("public", "log", "run", "state", "administrators"))  # type: ignore[arg-type]
-    assert stage.hidden().exists()
-    done = subprocess.run(
-        [other_users_python(B), "-I", "-S", "-c", ATTACKERS.read_text(), "touch", json.dumps(place)],
-        user=B, group=B, extra_groups=[], cwd="/", capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )  # fmt: skip
-    tried = json.loads(done.stdout)
-    assert {name: how for name, how in tried.items() if how != "refused"} == {}
-    assert len(tried) > 50
-    assert holder.rc is None
-    holder.kill()
-    stage.exact(B, 20)
-    stage.no_problem(agent)
 
 
 def test_a_log_that_another_user_has_planted_is_not_written_to(stage: Stage) -> None:

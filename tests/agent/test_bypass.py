@@ -42,24 +42,6 @@ def test_only_our_gpus_mode_counts_and_only_if_the_policy_says_one() -> None:
     assert "GPU-2" not in text
 
 
-def test_a_program_outside_mps_is_found_when_it_opens_the_gpu(stage: Stage) -> None:
-    """With who it is, what it is and why it is outside; also while nothing else works. Forgotten when it is over."""
-    agent = stage.with_agent("[limits]\nthreads = 20\n", extra='compute_mode = "exclusive-process"')
-    stage.problem(agent, "compute mode")
-    outside = stage.client(B, "sleep", 600, CUDA_MPS_PIPE_DIRECTORY="/nonexistent")
-    outside.working()
-    found = stage.record("bypass")
-    assert (found["pid"], found["uid"]) == (outside.pid, B)
-    assert found["reason"] == "its CUDA_MPS_PIPE_DIRECTORY is /nonexistent"
-    assert "cuda-client" in found["command"]
-    inside = stage.client(A, "sleep", 600)
-    inside.working()
-    assert str(inside.pid) not in stage.problem(agent, f"process {outside.pid} of user {B}")
-    outside.kill()
-    stage.until(lambda: not any("outside MPS" in one for one in agent.api.problems()), "over when it has ended")
-    assert [one["pid"] for one in stage.records("bypass")] == [outside.pid]
-
-
 def test_who_has_lost_its_server_and_lives_on_is_not_outside(stage: Stage) -> None:
     """It passed the gate, and NVML lists it while it lives. It was said to use another control daemon."""
     agent = stage.with_agent("[limits]\nthreads = 20\n")
@@ -73,25 +55,6 @@ def test_who_has_lost_its_server_and_lives_on_is_not_outside(stage: Stage) -> No
     assert f"process {holder.pid} " not in stage.problem(agent, f"process {outside.pid} of user {B}")
     assert alive(holder.pid)
     assert [one["pid"] for one in stage.records("bypass")] == [outside.pid]
-
-
-def test_many_outside_beside_many_inside_are_told_apart(stage: Stage) -> None:
-    """In a rush: each of them, and none of those who passed the gate."""
-    agent = stage.with_agent('[limits]\nthreads = 10\n[switch]\nafter = "never"\n')
-    clients = []
-    for number in range(6):
-        clients.append(stage.client(A, "sleep", 600))
-        clients.append(stage.client(B, "sleep", 600, CUDA_MPS_PIPE_DIRECTORY=f"/nonexistent/{number}"))
-    for client in clients:
-        client.working()
-    expected = {client.pid for client in clients[1::2]}
-    stage.until(lambda: {one["pid"] for one in stage.records("bypass")} >= expected, "all of them on record")
-    assert {one["pid"] for one in stage.records("bypass")} == expected
-    assert len(stage.records("bypass")) == 6
-    assert "outside MPS" in stage.problem(agent, "and 1 more")
-    status = agent.api.status()
-    assert {one["pid"] for one in status["outside"]} == expected
-    assert status["outside_processes"] == 6
 
 
 def test_a_process_outside_is_ended_where_the_policy_says_so(stage: Stage) -> None:

@@ -4,7 +4,6 @@ are clients of their user, and their user's turn, pause and policy are theirs.""
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ PROGRAM = Path(__file__).parents[1] / "conformance/user_relay.py"
 LIMITS = '[limits]\nthreads = 20\nmemory = "8G"\n'
 FAST = '[hang]\nterminate = "2s"\nkill_grace = "1s"\n'
 TOGETHER = 'sharing = "together"\n'
-SHARED = 'sharing = "turns"\nserver = "shared"\n'
 
 
 def user(stage: Stage, uid: int, what: str, *arguments: object) -> Client:
@@ -55,92 +53,6 @@ def unseen(stage: Stage, agent: Agent, *clients: Client) -> None:
         lambda: all(listed(agent).get(one.pid, {}).get("unseen") for one in clients),
         f"not seen by the gate: {[one.pid for one in clients]}, not {listed(agent)}",
     )
-
-
-def at_work(stage: Stage, clients: list[Client]) -> list[Client]:
-    """Those that MPS itself lists."""
-    pids: set[int] = set()
-    for server in map(int, re.findall(r"\d+", stage.front_end("get_server_list").out)):
-        pids |= set(map(int, re.findall(r"\d+", stage.front_end(f"get_client_list {server}").out)))
-    return [one for one in clients if one.pid in pids]
-
-
-def test_processes_through_a_relay_count_for_max_clients_and_the_relay_does_not(stage: Stage) -> None:
-    """Four at once with max_clients = 1: one works. The next one waits until it has ended."""
-    agent = stage.with_agent(LIMITS + FAST + f"[user.{A}]\nmax_clients = 1\n", extra=TOGETHER)
-    carrier = relay(stage, A)
-    clients = [through(stage, A) for _ in range(4)]
-    stage.until(lambda: any(one.get("unseen") for one in listed(agent).values()), "one is found")
-    stage.until(
-        lambda: (
-            len(at_work(stage, clients)) == 1 == len([o for o in listed(agent).values() if o["state"] == "running"])
-        ),
-        "one of them works",
-    )
-    direct = stage.client(A)
-    stage.waiting(direct)
-    stage.until(
-        lambda: listed(agent).get(carrier.pid, {}).get("state") in (None, "waiting"), "the relay is no client itself"
-    )
-    assert stage.served(B), "others are served as ever"
-    (working,) = at_work(stage, clients)
-    assert listed(agent)[working.pid]["limits"] == {"threads": 20.0, "memory": {"0": 8 << 30}}
-    assert direct.rc is None, direct.text()
-    carrier.kill()
-    for one in clients:
-        one.kill()
-    assert direct.ended() == 0, direct.text()
-    assert direct.inside(20)
-    record = stage.record("client.connected", pid=working.pid)
-    assert record["unseen"]
-    assert record["uid"] == A
-
-
-def test_a_relayed_client_stands_in_another_users_turn(stage: Stage) -> None:
-    policy = LIMITS + '[switch]\naction = "pause"\nslice = "1s"\n'
-    agent = stage.with_agent(policy, extra=SHARED)
-    relay(stage, A)
-    hers = through(stage, A)
-    assert hers.working()
-    unseen(stage, agent, hers)
-    his = stage.client(B, "sleep", 600)
-    stage.until(lambda: listed(agent).get(hers.pid, {}).get("state") == "paused", "her work stands in his turn")
-    assert his.working()
-    his.finish()
-    stage.until(lambda: listed(agent).get(hers.pid, {}).get("state") == "running", "hers goes on in her turn")
-    assert hers.finish() == 0, hers.text()
-
-
-def test_a_relayed_client_ends_with_its_users_turn(stage: Stage) -> None:
-    """A server for each turn: bob is served when switch.after and grace are over, not when her work is."""
-    policy = LIMITS + FAST + '[switch]\nafter = "1s"\ngrace = "1s"\n'
-    agent = stage.with_agent(policy, extra='server = "own"\n')
-    relay(stage, A)
-    hers = through(stage, A)
-    assert hers.working()
-    unseen(stage, agent, hers)
-    his = stage.client(B)
-    assert his.ended() == 0, his.text()
-    assert his.inside(20)
-    assert hers.ended() is not None
-    assert stage.record("action.done", action="TerminateClient", pid=hers.pid)
-    assert not stage.records("action", action="KillServer")
-
-
-def test_a_user_whom_the_policy_denies_does_not_work_through_anothers_relay(stage: Stage) -> None:
-    """bob's process through alice's relay is bob's."""
-    policy = LIMITS + FAST + f'[user.{B}]\naccess = "deny"\n'
-    agent = stage.with_agent(policy, extra=TOGETHER)
-    relay(stage, A)
-    hers, his = through(stage, A), through(stage, B, of=A)
-    assert hers.working()
-    stage.record("client.connected", pid=his.pid, uid=B, unseen=True)
-    assert his.ended() is not None
-    asked = stage.record("action.done", action="TerminateClient", pid=his.pid)
-    assert "came through another process" in asked["reason"]
-    assert asked["rule"] == f"user.{B}.access"
-    unseen(stage, agent, hers)
-    assert hers.finish() == 0, hers.text()
 
 
 def test_nobody_works_at_another_users_own_control_daemon(stage: Stage) -> None:
@@ -194,49 +106,6 @@ def test_an_innocent_proxy_goes_on_and_its_clients_count(stage: Stage) -> None:
     assert not stage.records("action", action="TerminateClient")
     assert not stage.records("bypass")
     stage.no_problem(agent)
-
-
-def test_who_leaves_a_fork_behind_keeps_no_server_from_the_next_user(stage: Stage) -> None:
-    """MPS has the ended client as long as any process holds its connection (measured on an H200, 2026-11-23)."""
-    stage.with_agent(LIMITS + FAST, extra='server = "own"\n')
-    hers = stage.client(A, "leave", 600)
-    assert hers.ended() == 0, hers.text()
-    his = stage.client(B)
-    assert his.ended() == 0, his.text()
-    assert his.inside(20)
-    assert stage.record("action.done", action="ShutdownServer", force=True)["ok"]
-    assert not stage.records("action", action="KillServer")
-
-
-def test_who_leaves_a_fork_behind_on_a_shared_server_keeps_it_until_the_next_turn(stage: Stage) -> None:
-    """A server on which nothing works and somebody who has ended keeps memory makes way at a change of user."""
-    agent = stage.with_agent(LIMITS + FAST, extra=SHARED)
-    hers = stage.client(A, "leave", 600)
-    assert hers.ended() == 0, hers.text()
-    stage.problem(agent, "keeps its place and its memory")
-    his = stage.client(B, "sleep", 600)
-    assert his.working()
-    assert stage.record("action.done", action="ShutdownServer", force=True)["ok"]
-    stage.no_problem(agent)
-    assert his.finish() == 0, his.text()
-    assert his.inside(20)
-    again = stage.client(A)
-    assert again.ended() == 0, again.text()
-    assert len(stage.records("action", action="ShutdownServer")) == 1, "a server that nobody keeps open stays"
-
-
-def test_who_leaves_a_fork_behind_on_a_server_of_all_users_is_named(stage: Stage) -> None:
-    agent = stage.with_agent(LIMITS, extra=TOGETHER)
-    neighbour, hers = stage.client(B, "sleep", 600), stage.client(A, "leave", 600)
-    assert neighbour.working()
-    assert hers.ended() == 0, hers.text()
-    said = stage.problem(agent, "keeps its place and its memory")
-    assert f"client {hers.pid} of uid {A}" in said
-    assert not stage.records("action", action="SignalClient")
-    (left,) = [one for one in stage.rig.ours() if one.uid == A]
-    os.kill(left.pid, 9)
-    stage.no_problem(agent)
-    assert neighbour.finish() == 0, neighbour.text()
 
 
 def test_a_pid_that_has_come_to_be_another_users_is_not_taken_for_the_client(stage: Stage) -> None:

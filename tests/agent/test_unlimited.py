@@ -27,27 +27,6 @@ ASKING = {"CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING": "1"}
 OWN = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
 
-def test_a_client_that_asks_for_partitioning_by_context_is_told_of_while_it_lives(stage: Stage) -> None:
-    """Not one that says no, and not one that has all multiprocessors anyway; and it is not ended."""
-    policy = f"[limits]\nthreads = 20\n[user.{C}]\nthreads = 100\n"
-    agent = stage.with_agent(policy, extra='sharing = "together"')
-    says_no = stage.client(A, "sleep", 600, **dict.fromkeys(ASKING, "0"))
-    has_all = stage.client(C, "sleep", 600, **ASKING)
-    for client in (says_no, has_all):
-        client.working()
-    asking = stage.client(B, "sleep", 600, **ASKING)
-    asking.working()
-    assert "] sms 132 " in asking.text()
-    assert "] sms 26 " in says_no.text()
-    found = stage.record("client.unlimited")
-    assert (found["pid"], found["uid"]) == (asking.pid, B)
-    assert f"client {asking.pid} of user {B}" in stage.problem(agent, "whatever its thread limit")
-    asking.kill()
-    stage.until(lambda: not any("limits" in one for one in agent.api.problems()), "over when it has ended")
-    assert [one["pid"] for one in stage.records("client.unlimited")] == [asking.pid]
-    assert stage.records("action", action="TerminateClient") == []
-
-
 def test_it_is_ended_where_the_policy_says_so_unless_it_keeps_to_its_limit(stage: Stage) -> None:
     """One with the environment of `mpsagent-cli env --partitioning` keeps to it; of one that has all multiprocessors
     anyway, nothing is said."""
@@ -79,53 +58,10 @@ WAYS = {
     "together": 'sharing = "together"',
     "apart": 'sharing = "apart"',
 }
-IN_ITSELF = """
-import os, runpy, sys
-os.environ["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = "x"
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
 def limited(stage: Stage, way: str) -> Agent:
     return stage.with_agent('[limits]\nmemory = "4G"\n[hang]\nkill_grace = "1s"\n', extra=WAYS[way])
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_one_that_takes_its_memory_limit_away_is_named_and_ended_beside_one_that_fills_its_limit(
-    stage: Stage, way: str
-) -> None:
-    """Recording 11, E1 and E5: 8,516 MiB in use under a limit of 4G, in every way of sharing."""
-    agent = limited(stage, way)
-    honest = stage.client(A, "alloc", 3582, 600)
-    assert honest.saw("3582 MiB: CUDA_SUCCESS")
-    lifting = stage.client(A, "alloc", 8000, 600, **{MEMORY: "x"})
-    assert lifting.saw("8000 MiB: CUDA_SUCCESS")
-    words = f"client {lifting.pid} of user {A} uses 8516M on device 0, and was given 4G"
-    problem = stage.problem(agent, f"{words}: its environment has {MEMORY}=x")
-    assert f"client {honest.pid} " not in problem
-    assert lifting.ended() is not None
-    asked = stage.record("action.done", action="TerminateClient")
-    assert (asked["pid"], asked["rule"]) == (lifting.pid, "limits.over_limits")
-    assert [one["pid"] for one in stage.records("client.unlimited")] == [lifting.pid]
-    stage.until(lambda: not any("limits" in one for one in agent.api.problems()), "over when it has ended")
-    assert alive(honest.pid)
-
-
-def test_one_that_does_so_in_itself_is_named_by_the_memory_that_it_uses(stage: Stage) -> None:
-    """Recording 11, E4: its environment shows nothing. And unless the policy says so it goes on."""
-    agent = limited(stage, "together")
-    *python, program = stage.rig.backend.renamed_client
-    started = stage.rig.run([*python, "-c", IN_ITSELF, program, "alloc", "8000", "600"], uid=A)
-    stage.until(lambda: "8000 MiB: CUDA_SUCCESS" in started.read(), "it has its memory")
-    client = started.process
-    problem = stage.problem(agent, "MPS does not hold them to their limits")
-    assert f"client {client.pid} of user {A} uses 8516M on device 0, and was given 4G" in problem
-    assert MEMORY not in problem
-    assert stage.records("client.environment") == []
-    counted = 'mpsagent_clients_over_limits_total{mps_instance="scene"} 1.0'
-    stage.until(lambda: counted in stage.cli(agent, "metrics")[1], "it is counted")
-    assert alive(client.pid)
 
 
 def test_who_waits_learns_that_its_environment_would_lift_its_limit(stage: Stage) -> None:
