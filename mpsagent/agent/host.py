@@ -254,6 +254,7 @@ class Agent(Recorder):
         try:
             self._changed()
             await lane.end()
+            await lane.end_orphans()  # they are known by the directory
             lane.clean(self.settings.run_directory)
         finally:
             del self.going[lane.name]

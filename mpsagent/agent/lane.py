@@ -117,7 +117,7 @@ class Lane:
     async def adopt(self) -> list[inp.Input]:
         """Take over our own control daemon that runs already, and name those of others. Returns what the engine has to
         know."""
-        await self._end_orphans()
+        await self.end_orphans()
         found = await self.supervisor.adopt()
         now = self._clock.now()
         if isinstance(found, Running):
@@ -131,7 +131,7 @@ class Lane:
             self._record("control.unsafe", now, text=found.text, commands=list(found.commands))
         return []
 
-    async def _end_orphans(self) -> None:
+    async def end_orphans(self) -> None:
         for pid in await control_search.end_orphans(self.where.hidden, self._core.state.policy.control_program):
             log.warning("server", text=f"server {pid} has outlived its control daemon: killed")
 
@@ -188,7 +188,7 @@ class Lane:
     def _control_gone(self, pid: int) -> None:
         now = self._clock.now()
         self.up_since = None
-        self.spawn(self._end_orphans())
+        self.spawn(self.end_orphans())
         self.conditions.set("adopted", None, now)
         self._say([inp.ControlGone(now, pid)])
 

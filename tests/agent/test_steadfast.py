@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -19,6 +21,7 @@ from mpsagent.agent.host import Agent
 from mpsagent.agent.people import MOST_QUESTIONS, People
 from mpsagent.agent.records import UNKNOWN_A_MINUTE, UNSERVED_A_MINUTE, Sparingly
 from mpsagent.agent.settings import Settings
+from mpsagent.core import actions as act
 from mpsagent.core import caps
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core
@@ -124,6 +127,30 @@ def test_a_user_apart_whose_instance_cannot_be_made_is_told_of_once(
         await until(lambda: "apart" in topics(agent))
         assert "agent: a task failed" not in topics(agent)
         assert set(agent.lanes) == set(agent.state.lanes) == {None}
+
+    play(place, scenario, instance='sharing = "apart"')
+
+
+def test_a_stopped_server_goes_before_the_directory_by_which_it_is_known(place: Path) -> None:
+    """`make hostile`, H6, apart, once of four: the user's lane was taken away while the agent still looked for it."""
+    program = place / "nvidia-cuda-mps-server"
+    shutil.copy("/bin/sleep", program)
+
+    async def scenario(agent: Agent) -> None:
+        for message in (link.Hello(1, 0.0), link.Synced(), link.Knock(1, os.getpid(), 1001, 1001, 1, 0.0)):
+            agent.gate.receive(message, None)
+        agent.gate.decide()
+        await until(lambda: 1001 in agent.lanes)
+        hidden = agent.lanes[1001].where.hidden
+        server = subprocess.Popen([program, "60"], env={"CUDA_MPS_PIPE_DIRECTORY": hidden})
+        try:
+            server.send_signal(signal.SIGSTOP)
+            await agent._close(act.CloseLane(uid=1001, reason="", rule=""))
+            await until(lambda: server.poll() is not None)
+        finally:
+            server.kill()
+            server.wait()
+        assert not Path(hidden).exists()
 
     play(place, scenario, instance='sharing = "apart"')
 
