@@ -7,8 +7,8 @@ G, and hands out descriptors. Over its descriptor a client shakes hands (recordi
 were in force when it was given: `met`, with the pid that the client has there. One that goes away before is `stuck`: a
 real server would wait for it for ever. Until it has shaken hands the server answers no question, and neither does the
 daemon that asks it (docs/measured/2026-11-23-2xH200-580.159.04). Each line on stdout is an event. Options:
-greeting=HEX, start=FILE (a server starts until that is there), server=PID (one runs already), refuse=N (the first N
-clients are closed instead of answered), deaf=1 (accepts nothing), forget=1 (halves memory limits when asked).
+greeting=HEX, start=FILE (a server starts until that is there), server=PID (one runs already), lose=N (the server ends
+when it has met a client, N times), forget=1 (halves memory limits when asked).
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ class Daemon:
         self.servers = [int(options["server"])] if "server" in options else []
         for server in self.servers:
             self.threads[str(server)], self.memory[str(server)] = "100.0", {}
-        self.refusals = int(options.get("refuse", 0))
         self.lost = int(options.get("lose", 0))
         self.front_end = None
         self.peers = {}
@@ -72,8 +71,7 @@ class Daemon:
 
     def run(self):
         while True:
-            readable = [] if self.options.get("deaf") else list(self.listeners)
-            ready, _, _ = select.select([*readable, *self.peers, *self.given], [], [], 5)
+            ready, _, _ = select.select([*self.listeners, *self.peers, *self.given], [], [], 5)
             for number in ready:
                 if number in self.listeners:
                     listener, privileged = self.listeners[number]
@@ -168,11 +166,6 @@ class Daemon:
             self.command(peer, data.rstrip(b"\0").decode().strip())
 
     def client(self, peer):
-        if self.refusals:
-            self.refusals -= 1
-            self.say("refused", pid=peer.who[0])
-            self.close(peer)
-            return
         if not self.servers:
             self.say("starting", pid=peer.who[0])
             while "start" in self.options and not os.path.exists(self.options["start"]):

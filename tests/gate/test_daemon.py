@@ -8,31 +8,10 @@ import time
 import pytest
 
 from mpsagent.gate.handshake_rescue import SETTLING
-from mpsagent.mps.rendezvous import Kind
-from mpsagent.wire.link import Failed, Handing, HandshakeSeen, Passed, Refused, Release, Unconfirmed, User
+from mpsagent.wire.link import Failed, HandshakeSeen, Passed, Refused, Release, User
 from tests.gate.rig import A, B, Rig, admissions, descriptor, introduce, limits, raw, wait_for
 
 pytestmark = pytest.mark.root
-
-
-def test_without_a_daemon_everybody_waits_and_is_served_when_it_comes(rig: Rig) -> None:
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admissions(User(A, "all", limits(30))))
-    client = rig.waiting_client(A)
-    assert agent.wait(Failed).stage == "limits"
-    rig.start_daemon()
-    client.served()
-
-
-def test_a_new_daemon_is_greeted_and_told_the_limits_anew(rig: Rig) -> None:
-    first, agent = rig.start(admissions(User(A, "all", limits(30, 5))), "server=77")
-    rig.client(A).served()
-    rig.stop_daemon()
-    client = rig.waiting_client(A)
-    second = rig.start_daemon("server=78")
-    assert client.served()["memory"] == {"0": 5120}
-    wait_for(lambda: {first.process.pid, second.process.pid} == {one.daemon for one in agent.all(HandshakeSeen)})
 
 
 def test_who_has_lost_the_server_while_it_started_is_refused_its_context(rig: Rig) -> None:
@@ -56,39 +35,6 @@ def test_who_has_lost_the_server_while_it_started_is_refused_its_context(rig: Ri
     assert later.served(2)["memory"] == {"0": 5120}
 
 
-def test_a_daemon_that_turns_a_client_away_is_asked_again(rig: Rig) -> None:
-    _, agent = rig.start(admissions(User(A, "all", limits(30))), "refuse=3")
-    rig.client(A).served()
-    failed = agent.all(Failed)
-    assert [(one.stage, one.lost) for one in failed] == [("answer", False)] * 3
-
-
-def test_limits_that_are_not_confirmed_lead_to_the_fail_safe(rig: Rig) -> None:
-    _, agent = rig.start(admissions(User(A, "all", limits(30, 8)), fail_safe=limits(10)), "forget=1")
-    client = rig.client(A)
-    assert client.served()["threads"] == "10.0"
-    passed = agent.wait(Passed)
-    assert (passed.limits, passed.fail_safe) == (limits(10), True)
-    doubt = agent.wait(Unconfirmed)
-    assert (doubt.uid, doubt.wanted) == (A, limits(30, 8))
-    assert "memory limit of device 0" in doubt.why
-
-
-def test_a_fail_safe_that_is_not_confirmed_holds_the_client(rig: Rig) -> None:
-    """And is asked for ever more rarely, each user: each time is a dozen lines of control.log."""
-    _, agent = rig.start(
-        admissions(User(A, "all", limits(30, 8)), User(B, "all", limits(30, 8)), fail_safe=limits(10, 4)), "forget=1"
-    )
-    began = time.monotonic()
-    client, other = rig.waiting_client(A), rig.waiting_client(B)
-    agent.wait(Failed, 5, uid=A, stage="limits")
-    assert time.monotonic() - began >= 0.1 + 0.2 + 0.4 + 0.8
-    assert not client.saw("served")
-    assert not other.saw("served")
-    agent.say(admissions(User(A, "all", limits(30))))
-    client.served()
-
-
 def test_while_one_users_limits_are_not_confirmed_others_are_served(rig: Rig) -> None:
     """That user came first, and would be asked for first again after each rest of all."""
     _, agent = rig.start(
@@ -100,23 +46,6 @@ def test_while_one_users_limits_are_not_confirmed_others_are_served(rig: Rig) ->
         assert rig.client(B).served()["threads"] == "20.0"
     assert not client.saw("served")
     agent.wait(Failed, 5, uid=A, stage="limits")
-
-
-def test_limits_may_be_left_to_others(rig: Rig) -> None:
-    daemon, _ = rig.start(admissions(User(A, "all", limits(30)), set_limits=False))
-    assert rig.client(A).served()["threads"] == "100.0"
-    assert not [one for one in daemon.saw("command") if one["text"].startswith("set_")]
-
-
-def test_another_front_end_at_the_daemon_is_waited_out(rig: Rig) -> None:
-    _, agent = rig.start()
-    other = introduce(raw(rig.hidden / "control_privileged"), Kind.FRONT_END)
-    agent.say(admissions(User(A, "all", limits(30))))
-    client = rig.waiting_client(A)
-    agent.wait(Handing)
-    other.close()
-    assert client.served()["threads"] == "30.0"
-    assert not agent.all(Failed)
 
 
 def test_an_unknown_greeting_is_passed_on_untouched(rig: Rig) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -13,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from mpsagent.gate.identity import cgroup_of, contained, start_time
-from tests.gate.rig import ROOT, A, B
+from mpsagent.mps.rendezvous import CREDENTIALS
+from mpsagent.wire.link import Knock, Left, Refused, Synced
+from tests.gate.rig import ROOT, A, B, Rig, admissions, everybody, introduce, raw
 
 
 @pytest.mark.parametrize(
@@ -115,3 +119,41 @@ def test_who_has_a_pid_that_was_used_again_is_not_who_connected(pidfds: str) -> 
         pytest.skip(f"no new pid namespace here: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["told of False", "held False"]
+
+
+@pytest.mark.root
+def test_a_connection_that_changed_hands_is_refused(rig: Rig) -> None:
+    """Who connected is who would be ended for it, so a child may not take its parent's place."""
+    _, agent = rig.start()
+    agent.wait(Synced)
+    sock = raw(rig.public / "control")
+    child = os.fork()
+    if child == 0:
+        who = struct.pack("iII", os.getpid(), 0, 0)
+        sock.sendmsg([CREDENTIALS], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, who)])
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert sock.recv(64) == b""
+    assert f"process {child}" in agent.wait(Refused).why
+
+
+@pytest.mark.root
+def test_a_connection_whose_process_has_ended_is_not_handed_over(rig: Rig) -> None:
+    """A child may hold it open."""
+    daemon, agent = rig.start()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        sock = introduce(raw(rig.public / "control"))
+        if os.fork() == 0:
+            os.close(write)
+            os.read(read, 1)
+        os._exit(sock.fileno() & 0)
+    os.waitpid(child, 0)
+    agent.wait(Knock)
+    agent.say(admissions(others=everybody()))
+    agent.wait(Left)
+    rig.client(A).served()
+    assert not daemon.saw("gave", uid=0)
+    os.close(write)
+    os.close(read)

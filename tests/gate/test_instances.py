@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import signal
 
 import pytest
 
@@ -19,7 +17,6 @@ from mpsagent.wire.link import (
     Admissions,
     Applied,
     Handing,
-    HandshakeSeen,
     Instances,
     Knock,
     Known,
@@ -141,65 +138,6 @@ def test_a_name_that_is_no_directory_is_no_instance() -> None:
 
 
 @pytest.mark.root
-def test_each_user_is_handed_to_the_daemon_that_admits_him_with_the_limits_there(rig: Rig) -> None:
-    one, two, agent = start(rig)
-    agent.wait(Synced)
-    a, b = rig.waiting_client(A), rig.waiting_client(B)
-    assert wait_for(lambda: len(agent.all(Knock, instance=None)) == 2)
-    agent.say(Instances((ONE, TWO)))
-    agent.say(admit(ONE, A, threads=20))
-    agent.say(admit(TWO, B, threads=40))
-    assert a.served()["threads"] == "20.0"
-    assert b.served()["threads"] == "40.0"
-    assert [found["uid"] for found in one.saw("gave")] == [A]
-    assert [found["uid"] for found in two.saw("gave")] == [B]
-    for uid, instance in ((A, ONE), (B, TWO)):
-        assert agent.wait(Handing, uid=uid).instance == agent.wait(Passed, uid=uid).instance == instance
-        assert agent.wait(Applied, instance=instance)
-        assert agent.wait(HandshakeSeen, instance=instance).known
-
-
-@pytest.mark.root
-def test_who_waited_at_one_is_served_at_the_other_that_admits_him(rig: Rig) -> None:
-    one, two, agent = start(rig, admissions(User(A, "known", limits(30)), instance=ONE))
-    client = rig.waiting_client(A)
-    assert agent.wait(Knock, uid=A).instance == ONE
-    agent.say(admissions(instance=ONE))
-    agent.say(admit(TWO, A))
-    client.served()
-    assert not one.saw("gave")
-    assert two.saw("gave", uid=A)
-
-
-@pytest.mark.root
-def test_a_daemon_that_hangs_holds_up_no_one_at_the_other(rig: Rig) -> None:
-    one, _, agent = start(rig)
-    os.kill(one.process.pid, signal.SIGSTOP)
-    agent.say(admit(ONE, A))
-    agent.say(admit(TWO, B))
-    stuck = rig.waiting_client(A)
-    agent.wait(Handing, uid=A, instance=ONE)
-    for _ in range(5):
-        rig.client(B).served()
-    assert not stuck.saw("served")
-    os.kill(one.process.pid, signal.SIGCONT)
-    stuck.served()
-
-
-@pytest.mark.root
-def test_a_daemon_that_ends_costs_the_other_nothing(rig: Rig) -> None:
-    one, two, _ = start(rig, admit(ONE, A), admit(TWO, B))
-    rig.client(A).served()
-    one.end()
-    waiting = rig.waiting_client(A)
-    for _ in range(5):
-        rig.client(B).served()
-    assert not waiting.saw("served")
-    assert not waiting.saw("refused")
-    assert len(two.saw("gave", uid=B)) == 5
-
-
-@pytest.mark.root
 def test_a_gate_that_is_killed_finds_each_one_where_it_was_without_an_agent(rig: Rig) -> None:
     one, two, agent = start(rig, admit(ONE, A), admit(TWO, B))
     a, b = rig.client(A), rig.client(B)
@@ -223,21 +161,6 @@ def test_a_gate_that_is_killed_finds_each_one_where_it_was_without_an_agent(rig:
     again.say(admit(TWO, B, C))
     held.served()
     assert two.saw("gave", uid=C)
-
-
-@pytest.mark.root
-def test_an_instance_that_is_not_there_any_more_is_forgotten_when_no_one_works_there(rig: Rig) -> None:
-    _, two, agent = start(rig, admit(TWO, B))
-    working = rig.client(B)
-    working.served()
-    agent.say(Instances((ONE,)))
-    waiting = rig.waiting_client(B)
-    working.end()
-    assert agent.wait(Knock, uid=B, pid=waiting.pid).instance is None
-    agent.say(admit(ONE, B))
-    waiting.served()
-    assert len(two.saw("gave")) == 1
-    assert state.instances(rig.state) == [""]
 
 
 @pytest.mark.root

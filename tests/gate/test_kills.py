@@ -11,7 +11,7 @@ import pytest
 
 from mpsagent.mps.rendezvous import CREDENTIALS, Kind, kind_bytes
 from mpsagent.wire.link import Knock, Known, Passed, Synced, User
-from tests.gate.rig import A, B, C, Rig, admissions, descriptor, introduce, limits, raw, wait_for
+from tests.gate.rig import A, B, C, Rig, admissions, descriptor, limits, raw, wait_for
 
 pytestmark = pytest.mark.root
 
@@ -30,49 +30,6 @@ def test_who_waits_is_found_again_in_the_same_order(rig: Rig) -> None:
     for client in clients:
         assert client.served()["threads"] == "30.0"
     assert [one["pid"] for one in daemon.saw("met")] == [client.pid for client in clients]
-
-
-def test_who_was_served_is_known_again_with_the_limits(rig: Rig) -> None:
-    _, agent = rig.start(admissions(User(A, "all", limits(30, 5)), room=1))
-    client = rig.client(A)
-    client.served()
-    agent.wait(Passed, pid=client.pid)
-    waiting = rig.waiting_client(A)
-    rig.kill_gate()
-    agent = rig.agent()
-    agent.wait(Synced)
-    (known,) = agent.all(Known)
-    assert (known.pid, known.uid, known.gid, known.limits) == (client.pid, A, A, limits(30, 5))
-    client.more()
-    client.served(2)
-    assert not waiting.saw("served")
-    client.end()
-    waiting.served()
-
-
-def test_the_gate_goes_on_without_an_agent(rig: Rig) -> None:
-    _, agent = rig.start(admissions(User(A, "all", limits(30))))
-    rig.client(A).served()
-    agent.close()
-    rig.kill_gate()
-    rig.client(A).served()
-    assert not rig.waiting_client(B).saw("served")
-
-
-def test_a_client_that_has_died_meanwhile_is_not_waited_for(rig: Rig) -> None:
-    rig.start_gate()
-    dead, living = rig.waiting_client(A), rig.waiting_client(A)
-    pid = rig.gate_pid()
-    os.kill(pid, signal.SIGSTOP)
-    dead.end()
-    os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: rig.gate_pid() not in (0, pid))
-    agent = rig.agent()
-    agent.wait(Synced)
-    wait_for(lambda: [one.pid for one in agent.all(Knock)] in ([living.pid], [dead.pid, living.pid]))
-    agent = rig.agent()
-    agent.wait(Synced)
-    assert [one.pid for one in agent.all(Knock)] == [living.pid]
 
 
 @pytest.mark.parametrize("messages", [0, 1, 2])
@@ -96,19 +53,6 @@ def test_a_handshake_that_was_cut_is_taken_up_where_it_was(rig: Rig, messages: i
     assert descriptor(sock)["threads"] == "30.0"
 
 
-def test_a_client_in_the_backlog_of_a_dead_gate_is_greeted_by_the_next(rig: Rig) -> None:
-    rig.start_daemon()
-    rig.start_gate()
-    pid = rig.gate_pid()
-    rig.agent().say(admissions(others=User(0, "all", limits(30))))
-    wait_for((rig.state / "admissions.json").exists)
-    os.kill(pid, signal.SIGSTOP)
-    client = rig.client(A)
-    time.sleep(0.3)
-    os.kill(pid, signal.SIGKILL)
-    client.served()
-
-
 def test_a_hand_over_that_was_cut_while_a_server_started_goes_on(rig: Rig) -> None:
     """On the same connection to the daemon: a server waits for ever for a client whose relay left after the daemon was
     told (seen on an H100)."""
@@ -126,24 +70,6 @@ def test_a_hand_over_that_was_cut_while_a_server_started_goes_on(rig: Rig) -> No
     assert len(daemon.saw("starting")) == 1
     assert [one["pid"] for one in daemon.saw("met", uid=A)] == [client.pid]
     assert len(daemon.saw("gave", uid=A)) == 1
-    assert not daemon.saw("hung up")
-
-
-def test_a_client_that_died_with_its_gate_while_a_server_started_leaves_nothing_behind(rig: Rig) -> None:
-    """The next gate shakes hands in its place, so that the server sees a client that exits."""
-    daemon, _ = rig.start(admissions(others=User(0, "all", limits(30))), f"start={rig.directory}/started")
-    client = rig.waiting_client(A)
-    wait_for(lambda: daemon.saw("starting"))
-    pid = rig.gate_pid()
-    os.kill(pid, signal.SIGSTOP)
-    client.end()
-    os.kill(pid, signal.SIGKILL)
-    (rig.directory / "started").touch()
-    rig.client(B).served()
-    (met,) = wait_for(lambda: daemon.saw("met", uid=A))
-    assert (met["pid"], met["well"]) == (rig.gate_pid(), True)
-    wait_for(lambda: daemon.saw("gone", uid=A))
-    assert not daemon.saw("stuck")
     assert not daemon.saw("hung up")
 
 
@@ -168,11 +94,3 @@ def resync(rig: Rig, pid: int) -> bool:
     agent = rig.agent()
     agent.wait(Synced)
     return bool(agent.all(Known, pid=pid))
-
-
-def test_a_held_connection_of_root_too(rig: Rig) -> None:
-    rig.start(admissions(open=False))
-    sock = introduce(raw(rig.public / "control_privileged"))
-    rig.kill_gate()
-    rig.agent().say(admissions(others=User(0, "all", limits(30))))
-    assert descriptor(sock)["threads"] == "30.0"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import stat
 import time
 
 import pytest
 
+from mpsagent.mps.rendezvous import Kind
 from mpsagent.wire.link import (
     Applied,
     Failed,
@@ -18,14 +20,12 @@ from mpsagent.wire.link import (
     Hello,
     Knock,
     Known,
-    Left,
     Passed,
-    Refuse,
     Release,
     Synced,
     User,
 )
-from tests.gate.rig import A, B, C, Rig, admissions, limits, wait_for
+from tests.gate.rig import A, B, C, Rig, admissions, everybody, introduce, limits, raw, wait_for
 
 pytestmark = pytest.mark.root
 
@@ -65,56 +65,6 @@ def test_a_client_is_held_until_it_is_admitted_and_gets_exactly_its_limits(rig: 
     assert not agent.all(Failed)
 
 
-def test_each_user_gets_their_own_limits_whatever_the_order(rig: Rig) -> None:
-    _, agent = rig.start()
-    agent.say(
-        admissions(User(A, "all", limits(60, 20)), User(B, "all", limits(19.7, 16)), User(C, "all", limits(10, 4)))
-    )
-    wanted = {A: ("60.0", 20 << 10), B: ("19.7", 16 << 10), C: ("10.0", 4 << 10)}
-    for client in [rig.client(uid) for _ in range(4) for uid in (A, B, C)]:
-        served = client.served()
-        assert (served["threads"], served["memory"]["0"]) == wanted[client.uid]
-
-
-def test_order_of_arrival_and_known_processes_first(rig: Rig) -> None:
-    daemon, agent = rig.start(admissions(User(B, "all", limits(30))))
-    known = rig.client(B)
-    known.served()
-    agent.say(admissions(open=False))
-    first, second = rig.waiting_client(A), rig.waiting_client(C)
-    third = rig.waiting_client(A)
-    known.more()
-    agent.wait(Knock, 2, pid=known.pid)  # the gate has read it
-    agent.wait(Knock, pid=third.pid)
-    agent.say(admissions(*(User(uid, "all", limits(30)) for uid in (A, B, C))))
-    for client in (first, second, third):
-        client.served()
-    known.served(2)
-    wait_for(lambda: len(daemon.saw("met")) == 5)
-    assert [one["pid"] for one in daemon.saw("met")[1:]] == [known.pid, first.pid, second.pid, third.pid]
-
-
-def test_known_processes_only(rig: Rig) -> None:
-    """A turn that ends: what has begun goes on, what is new is held; a process that was released has to knock anew."""
-    _, agent = rig.start(admissions(User(A, "all", limits(30))))
-    old = rig.client(A)
-    old.served()
-    agent.say(admissions(User(A, "known", limits(30))))
-    new = rig.waiting_client(A)
-    old.more()
-    old.served(2)
-    start = agent.wait(Passed, pid=old.pid).start
-    agent.say(Release(old.pid, start))
-    old.more()
-    old.waiting(3)
-    agent.wait(Knock, 3, pid=old.pid)
-    assert not new.saw("served")
-    assert len(old.saw("served")) == 2
-    agent.say(admissions(User(A, "all", limits(30))))
-    new.served()
-    old.served(3)
-
-
 def test_a_process_that_came_through_another_counts_until_it_ends(rig: Rig) -> None:
     """The agent says who it is; the gate asks the kernel, and tells of it, to a later agent too."""
     _, agent = rig.start()
@@ -141,34 +91,100 @@ def test_a_process_that_came_through_another_counts_until_it_ends(rig: Rig) -> N
     new.served()
 
 
-def test_room_is_counted_in_processes_and_freed_by_their_end(rig: Rig) -> None:
-    _, agent = rig.start(admissions(User(A, "all", limits(30)), User(B, "all", limits(30), max_clients=1), room=2))
-    first, second = rig.client(B), rig.client(A)
-    first.served()
-    second.served()
-    third, fourth = rig.waiting_client(B), rig.waiting_client(A)
-    agent.wait(Knock, pid=fourth.pid)
-    second.end()
-    fourth.served()
-    assert not third.saw("served")
-    first.end()
-    third.served()
-
-
-def test_a_client_that_leaves_is_forgotten(rig: Rig) -> None:
-    _, agent = rig.start()
-    client = rig.waiting_client(A)
-    knock = agent.wait(Knock)
+def test_a_client_that_leaves_with_its_descriptor_and_lives_counts_until_it_ends(rig: Rig) -> None:
+    """It may have met its server; the gate does it in its place all the same."""
+    daemon, agent = rig.start(admissions(others=everybody(), room=1))
+    client = rig.client(A, "leave")
+    passed = agent.wait(Passed, pid=client.pid)
+    assert not passed.acknowledged
+    again = rig.agent()
+    again.wait(Synced)
+    assert [one.pid for one in again.all(Known)] == [client.pid]
+    (met,) = wait_for(lambda: daemon.saw("met"))
+    assert (met["pid"], met["uid"], met["well"]) == (rig.gate_pid(), A, True)
+    wait_for(lambda: daemon.saw("gone", uid=A))
+    waiting = rig.waiting_client(B)
+    again.wait(Knock, pid=waiting.pid)
+    assert not waiting.saw("served")
     client.end()
-    assert agent.wait(Left).connection == knock.connection
-    assert select.select([agent.pidfds["knock", client.pid]], [], [], 60)[0]
+    waiting.served()
 
 
-def test_a_client_that_is_refused_gets_its_error_after_its_credentials(rig: Rig) -> None:
-    _, agent = rig.start()
+def test_a_client_that_meets_a_server_in_fault_is_reported_and_its_users_others_wait(rig: Rig) -> None:
+    """The agent needs a moment to hear of the fault; who is handed over in it is lost."""
+    daemon, agent = rig.start(admissions(others=everybody()))
+    client = rig.client(A, "fault")
+    passed = agent.wait(Passed, pid=client.pid)
+    assert (passed.acknowledged, passed.status) == (True, 807)
+    waiting = rig.waiting_client(A)
+    agent.say(admissions(open=False))
+    agent.wait(Knock, pid=waiting.pid)
+    assert len(daemon.saw("gave", uid=A)) == 1
+    agent.say(admissions(others=everybody()))
+    agent.wait(Passed, pid=waiting.pid)
+    again = rig.agent()
+    again.wait(Synced)
+    assert [one.pid for one in again.all(Known)] == [client.pid, waiting.pid], "its word is no proof"
+
+
+def test_a_hand_over_that_is_not_allowed_any_more_is_withdrawn(rig: Rig) -> None:
+    daemon, agent = rig.start()
+    other = introduce(raw(rig.hidden / "control_privileged"), Kind.FRONT_END)  # holds the limits' session up
+    agent.say(admissions(others=everybody()))
     client = rig.waiting_client(A)
-    agent.say(Refuse(agent.wait(Knock).connection, "not on this machine"))
-    assert wait_for(lambda: client.saw("refused"))[0]["why"] == ""
+    agent.wait(Handing)
+    agent.say(admissions(open=False, number=7))
+    agent.wait(Applied, number=7)
+    told = agent.wait(Failed, pid=client.pid)  # an agent that is not told waits for its end for ever
+    assert (told.stage, told.lost) == ("limits", False)
+    other.close()
+    time.sleep(0.2)
+    assert not daemon.saw("gave")
+    assert not client.saw("served")
+    agent.say(admissions(others=everybody()))
+    client.served()
+
+
+def test_a_release_that_crosses_a_hand_over_does_not_make_room_for_another_process(rig: Rig) -> None:
+    """The process has left its server, the agent says so, and its next context is on its way meanwhile."""
+    daemon, agent = rig.start(admissions(User(A, "all", limits(30), max_clients=1)))
+    client = rig.client(A, "stop")
+    client.stopped()
+    os.kill(client.pid, signal.SIGCONT)
+    client.served()
+    client.more()
+    wait_for(lambda: len(daemon.saw("gave", uid=A)) == 2)
+    client.stopped()
+    agent.say(Release(client.pid, agent.wait(Knock, pid=client.pid).start))
+    agent.say(admissions(User(A, "all", limits(30), max_clients=1), number=7))
+    agent.wait(Applied, number=7)
+    os.kill(client.pid, signal.SIGCONT)
+    client.served(2)
+    other = rig.waiting_client(A)
+    agent.wait(Knock, pid=other.pid)
+    time.sleep(0.5)
+    assert not other.saw("served")
+    client.end()
+    other.served()
+
+
+def test_a_release_from_before_the_last_hand_over_makes_no_room_for_another_process(rig: Rig) -> None:
+    """The agent had not heard yet that the process had passed again, and two worked beside max_clients = 1."""
+    _, agent = rig.start(admissions(User(A, "all", limits(30), max_clients=1)))
+    client = rig.client(A)
+    client.served()
+    client.more()
+    client.served(2)
+    start = agent.wait(Passed, 2, pid=client.pid).start
+    agent.say(Release(client.pid, start, 1))
+    other = rig.waiting_client(A)
+    agent.wait(Knock, pid=other.pid)
+    for number in (7, 8):  # the gate has looked who may pass
+        agent.say(admissions(User(A, "all", limits(30), max_clients=1), number=number))
+        agent.wait(Applied, number=number)
+    assert not agent.all(Passed, pid=other.pid)
+    agent.say(Release(client.pid, start, 1))  # by now it has heard of it, and counts anew
+    other.served()
 
 
 def test_the_agent_may_come_late_go_and_be_replaced(rig: Rig) -> None:
