@@ -29,7 +29,6 @@ lanes=(
     change,together,totals,drain,denied
     ladder,sigkill,fault,full,dying
     hang,dead-waiter
-    program,policy,pipe-gone,log-gone,front-end-open,silent
 )
 pids=()
 for number in "${!lanes[@]}"; do

@@ -24,7 +24,6 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="starts processes of s
 LEFT_OUT = {
     "change-6", "change-10", "change-20", "limits-unset", "starvation-plain", "dead-waiter-plain", "fault-plain",
     "ladder-ignoring", "ladder-spinning-and-ignoring", "ladder-stopped-shared", "fault", "hang-server-stop-busy",
-    "program-not-executable", "program-hang", "program-fails",
 }  # fmt: skip
 
 
