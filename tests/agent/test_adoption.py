@@ -58,23 +58,6 @@ def test_after_a_rotation_the_next_agent_still_knows_everything(stage: Stage) ->
     stage.no_problem(agent)
 
 
-def test_a_daemon_that_dies_is_replaced_and_who_waits_is_served(stage: Stage) -> None:
-    """Nobody is refused; who was at work has lost his server."""
-    agent = stage.with_agent(POLICY)
-    old = stage.control(agent)
-    holder = stage.client(A, "sleep", 600)
-    holder.working()
-    waiting = stage.client(B)
-    stage.waiting(waiting)
-    rigs.send_signal(old, signal.SIGKILL)
-    assert holder.saw("CUDA_ERROR_MPS_RPC_FAILURE")
-    assert stage.record("client.ended", pid=holder.pid)["outcome"] == "lost"
-    assert waiting.ended() == 0
-    assert waiting.inside(20), waiting.text()
-    assert stage.control(agent) != old
-    stage.no_problem(agent)
-
-
 def test_a_daemon_of_others_on_the_public_directory_is_left_until_it_goes(stage: Stage) -> None:
     """Whoever installs the agent on a node that works already: said at once, with the way out; its place is taken when
     it has gone, and its clients are not touched."""

@@ -157,24 +157,6 @@ def test_each_gpu_has_an_instance_and_users_are_spread_and_stay(stage: Stage) ->
     )
 
 
-def test_users_and_groups_go_where_the_policy_says_with_the_limits_there(stage: Stage) -> None:
-    devices = json.loads(Path(stage.backend.control).with_name("devices.json").read_text())
-    agent = start(
-        stage,
-        f'[instance.rest]\ndevices = ["{devices[0]["uuid"]}"]\n'
-        f'[instance.one]\ndevices = ["{devices[1]["uuid"]}"]\nusers = ["{B}"]\n'
-        "[instance.one.limits]\nthreads = 20\n",
-        placement="fixed",
-    )
-    b, a = working(stage, B), working(stage, A)
-    assert (where(agent, a), where(agent, b)) == ("rest", "one")
-    assert share(a) == share_of(stage, 50)
-    assert share(b) == share_of(stage, 20)
-    told = agent.api.get(f"/v1/policy/explain?user={B}")
-    assert (told["instance"], told["threads"]["value"]) == ("one", 20)
-    assert told["threads"]["from"]["key"] == "instance.one.limits.threads"
-
-
 def test_who_belongs_nowhere_is_refused_and_told(stage: Stage) -> None:
     """The user by `policy explain` and so by `queue`; the administrator by `policy check` and on record."""
     devices = json.loads(Path(stage.backend.control).with_name("devices.json").read_text())
@@ -255,22 +237,6 @@ def test_orders_are_for_one_instance_or_for_all(stage: Stage) -> None:
     assert agent.api.order("resume")[0] == 200
     assert not any(one["drain"]["draining"] for one in instances(agent).values())
     stage.until(lambda: all_open(agent), "open again")
-
-
-def test_who_waits_goes_to_an_instance_that_becomes_idle(stage: Stage) -> None:
-    """No GPU is idle while a user waits for another one."""
-    agent = start(stage)
-    a, b = working(stage, A), working(stage, B)
-    waiting = stage.client(C, "sleep", 600)
-    stage.waiting(waiting)
-    here = where(agent, waiting)
-    other = next(client for client in (a, b) if where(agent, client) != here)
-    target = where(agent, other)
-    other.signal(signal.SIGKILL)
-    waiting.working()
-    assert where(agent, waiting) == target
-    assert stage.record("user.moved", uid=C)["instance"] == target
-    assert not stage.records("client.left", uid=C)
 
 
 # --- a directory for each ---------------------------------------------------------------------------------------------

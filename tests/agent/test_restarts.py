@@ -7,23 +7,10 @@ import subprocess
 import time
 from typing import Any
 
-from tests.agent.stage import A, Agent, B, C, Client, Stage, alive
+from tests.agent.stage import A, Agent, B, Stage, alive
 from tests.cli.program import PROGRAM
 
 POLICY = f'[limits]\nthreads = 10\nmemory = "2G"\n[user.{A}]\nthreads = 40\n[user.{B}]\nthreads = 20\n'
-
-
-def counted(stage: Stage, pid: int) -> dict[str, int]:
-    """What was begun against a process, by kind."""
-    found: dict[str, int] = {}
-    for one in stage.records("action", pid=pid):
-        name = f"{one['action']} {one['signal']}" if "signal" in one else str(one["action"])
-        found[name] = found.get(name, 0) + 1
-    return found
-
-
-def ends(stage: Stage, agent: Agent, client: Client) -> None:
-    stage.until(lambda: agent.api.order("terminate", pid=client.pid)[0] == 200, "it is a client")
 
 
 def test_a_client_keeps_its_name_and_its_wait_beyond_an_agent(stage: Stage) -> None:
@@ -96,35 +83,6 @@ def test_a_replay_of_the_nodes_own_logs_does_not_count_the_gate(stage: Stage) ->
 # --- a drain ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_drain_outlives_agents_and_its_end_refuses_no_one(stage: Stage) -> None:
-    """Maintenance with an upgrade in the middle: nothing is started, who comes waits, and is served when it is over."""
-    agent = stage.with_agent(POLICY)
-    holder = stage.client(A, "sleep", 600)
-    holder.known()
-    assert stage.cli(agent, "drain")[0] == 0
-    waiting = stage.client(B, "query")
-    stage.waiting(waiting)
-    stage.killed(agent)
-    agent = stage.again(ready=False)
-    assert agent.api.status()["drain"]["draining"]
-    old = stage.control(agent)
-    holder.kill()
-    stage.until(lambda: not alive(old), "the control daemon quits when nothing works any more")
-    stage.killed(agent)
-    agent = stage.again(ready=False)
-    status = agent.api.status()
-    assert (status["drain"]["draining"], status["control"]) == (True, None), "it is not started during a drain"
-    later = stage.client(C, "query")
-    stage.waiting(later)
-    assert (waiting.rc, later.rc) == (None, None)
-    assert stage.cli(agent, "resume")[0] == 0
-    for client, percent in ((waiting, 20), (later, 10)):
-        assert client.ended() == 0, client.text()
-        assert client.inside(percent), client.text()
-    stage.killed(agent)
-    assert not stage.again().api.status()["drain"]["draining"]
-
-
 def test_a_restart_in_a_drain_is_refused_and_takes_no_work(stage: Stage) -> None:
     """It ended everybody's work, answered "restarting: yes", and started nothing."""
     agent = stage.with_agent(POLICY)
@@ -164,18 +122,3 @@ def test_a_restart_waits_for_clients_as_long_as_it_is_told(stage: Stage) -> None
 
 
 # --- a ladder ---------------------------------------------------------------------------------------------------------
-
-
-def test_an_order_that_was_given_a_moment_before_is_carried_out(stage: Stage) -> None:
-    """It was answered, so it holds."""
-    agent = stage.with_agent(POLICY)
-    client, other = stage.client(A, "sleep", 600), stage.client(A, "sleep", 600)
-    client.working()
-    other.working()
-    ends(stage, agent, client)
-    stage.killed(agent)
-    stage.again()
-    assert client.ended() is not None
-    assert other.rc is None
-    assert counted(stage, client.pid)["TerminateClient"] == 1
-    assert counted(stage, other.pid) == {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,26 +45,3 @@ def test_a_wait_a_forced_end_and_who_works_now(stage: Stage) -> None:
     assert not [text for _, _, text in found if "not on record" in text]
     assert [who for who, what, _ in found if what == "work"].count(b) == 1
     assert any(who == b and "still" in text and "50 %" in text for who, _, text in found)
-
-
-def test_a_pause_while_it_goes_on_and_when_it_is_over(stage: Stage) -> None:
-    """A stands while B works, until B's process has ended."""
-    policy = f'[switch]\naction = "pause"\nslice = "10m"\n[user.{A}]\nswitch.slice = "1s"\n'
-    stage.policy(policy, extra='server = "shared"')
-    stage.again()
-    first = stage.client(A, "sleep", 600)
-    stage.record("client.connected", pid=first.pid)
-    second = stage.client(B, "sleep", 600)
-    second.working()
-
-    def pause() -> str:
-        found = rows(stage)
-        user = next(who for who, what, text in found if what == "work" and str(first.pid) in text)
-        assert not {"together", "turn"} & {what for _, what, _ in found}
-        (text,) = [text for who, what, text in found if what == "pause" and who == user]
-        return text
-
-    assert re.search(r"was paused from .* still .*, 1 process frozen", pause())
-    second.kill()
-    stage.record("user.resumed", uid=A)
-    assert re.search(r"was paused from .* until .*, 1 process frozen", pause())

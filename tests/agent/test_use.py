@@ -66,26 +66,6 @@ def test_two_users_in_turns_of_whom_one_does_nothing(stage: Stage) -> None:
     assert "UTIL" in stage.cli(agent, "report")[1]
 
 
-def test_users_apart_have_together_what_the_gpu_did(stage: Stage) -> None:
-    """Also where one ends while the other goes on: the time in which both were at work is not all the other's."""
-    agent = stage.with_agent("", extra='sharing = "apart"')
-    before = counters(stage)
-    alice, bob = stage.client(A, "duty", 0.5, 600), stage.client(B, "duty", 0.5, 600)
-    for one in (alice, bob):
-        one.known()
-    at_work(stage)
-    assert agent.api.order("terminate", pid=alice.pid)[0] == 200
-    alice.ended()
-    at_work(stage)
-    assert agent.api.order("terminate", pid=bob.pid)[0] == 200
-    bob.ended()
-    ended(stage, agent, 2)
-    rows, after = report(agent), counters(stage)
-    assert rows[A]["shared"]
-    assert rows[A]["energy"] < rows[B]["energy"]
-    assert rows[A]["energy"] + rows[B]["energy"] < 1.1 * (after.energy - before.energy)
-
-
 def test_an_agent_that_is_stopped_leaves_what_it_has_counted(stage: Stage) -> None:
     """The next one goes on: nothing of an hour's work is lost with a restart, and nothing counts twice."""
     agent = stage.with_agent()
@@ -104,26 +84,3 @@ def test_an_agent_that_is_stopped_leaves_what_it_has_counted(stage: Stage) -> No
     assert session["energy"] == pytest.approx(sum(one["energy"] for one in told), abs=0.1)
     assert session["energy"] < counters(stage).energy
     assert begun.energy > first["energy"]
-
-
-def test_apart_it_is_that_of_all(stage: Stage) -> None:
-    """NVML's word of each server is not to be had, so it is said that others were at work, too."""
-    agent = stage.with_agent(extra='sharing = "apart"')
-    clients = [stage.client(A, "duty", 0.6, 600), stage.client(B, "duty", 0, 600)]
-    for one in clients:
-        one.known()
-
-    def marked() -> bool:
-        found = agent.api.get("/v1/clients")["clients"]
-        return len(found) == 2 and all(one["shared"] for one in found)
-
-    stage.until(marked, "both are marked")
-    assert "%*" in stage.cli(agent, "top")[1]
-    for one in clients:
-        one.kill()
-    ended(stage, agent, 2)
-    rows = report(agent)
-    for uid in (A, B):
-        assert rows[uid]["utilization"] > 0.05
-        assert rows[uid]["shared"]
-    assert "%*" in stage.cli(agent, "report")[1]

@@ -82,19 +82,6 @@ def test_one_process_that_makes_contexts_without_end_beside_others(gated: Gated,
     assert "Failed to accept new client" not in gated.mps.log("server.log")
 
 
-@pytest.mark.parametrize("gated", ["shared"], indirect=True)
-def test_who_was_told_808_works_on_in_its_contexts_and_has_another_for_one_that_ends(gated: Gated) -> None:
-    gated.agent.say(admissions(User(A, "all", Limits(20), max_contexts=4), number=2))
-    gated.agent.wait(Applied, number=2)
-    client = gated.client(A, "contexts", "60", "600")
-    client.saw("made 4 contexts, last CUDA_ERROR_MPS_MAX_CLIENTS_REACHED")
-    for times in range(1, 4):
-        os.kill(client.pid, signal.SIGUSR1)
-        client.saw(f"(works everywhere CUDA_SUCCESS, another ctx CUDA_SUCCESS, works CUDA_SUCCESS[^w]*){{{times}}}")
-    assert gated.mps.ctl("get_device_client_list").count(f"{client.pid}.") == 4
-    assert len(gated.agent.all(Refused)) == 1
-
-
 def test_a_client_that_comes_in_a_fault_is_held_though_no_agent_says_so(gated: Gated, present: int) -> None:
     """A leftover keeps the server in FAULT; 807 would be the end of each client that met it."""
     gated.agent.say(admissions(others=User(0, "all", Limits(20)), number=2))
