@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from mpsagent.gate import identity
+from mpsagent.gate import peers
 from mpsagent.gate.handshake import Handshake, Mark
 from mpsagent.gate.queue import Held, Process
 from mpsagent.gate.store import ConnectionName
@@ -50,7 +50,7 @@ class Connection:
     def name(self) -> str:
         """Its name in the descriptor store. Where the kernel tells the process by the socket, the start time need not
         be there, and a connection is in the store all the sooner."""
-        start = 0 if identity.peers_have_pidfds() else self.start
+        start = 0 if peers.peers_have_pidfds() else self.start
         return str(ConnectionName(self.number, start, self.privileged))
 
     @property
@@ -109,14 +109,14 @@ def accepted(sock: socket.socket, number: int, keep: Callable[[Connection], None
     """A connection that was accepted just now; ``keep`` puts it into the store, as early as can be. Raises OSError. A
     process may have connected and ended before that, and left the connection to another: whoever has its pid by now is
     not who knocks."""
-    who = identity.peer(sock)
-    early = identity.peers_have_pidfds()
-    start = 0 if early else identity.start_of_users(who.pid, who.uid)
+    who = peers.peer(sock)
+    early = peers.peers_have_pidfds()
+    start = 0 if early else peers.start_of_users(who.pid, who.uid)
     connection = Connection(number, sock, who, start, privileged, Handshake(who))
     keep(connection)
     sock.setblocking(False)
     if early:
-        connection.start = identity.start_of_peer(sock, who.pid, 0)
+        connection.start = peers.start_of_peer(sock, who.pid, 0)
     return connection
 
 
@@ -124,11 +124,11 @@ def restored(sock: socket.socket, name: ConnectionName) -> Connection | None:
     """A connection out of the descriptor store; None when its process has gone or its pid is another's now."""
     try:
         sock.setblocking(False)
-        who = identity.peer(sock)
+        who = peers.peer(sock)
     except OSError:
         sock.close()
         return None
-    start = identity.start_of_peer(sock, who.pid, name.start)
+    start = peers.start_of_peer(sock, who.pid, name.start)
     if not start:
         sock.close()
         return None

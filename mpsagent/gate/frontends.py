@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from mpsagent.gate import identity
+from mpsagent.gate import peers
 from mpsagent.gate.channel import Channel
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.lane import Lane, Request
@@ -89,7 +89,7 @@ class FrontEnds:
         """A peer that has said it is a front-end; the connection is ours now. When all places are taken, who has most
         gives up its oldest, if those are at least two more: one user may come with many uids (subordinate ids)."""
         uid = connection.peer.uid
-        contained = identity.contained(connection.peer.pid, connection.start)
+        contained = peers.contained(connection.peer.pid, connection.start)
         user = ROOT_OF_CONTAINERS if contained and uid in (0, os.geteuid()) else uid
         if len(self._open.get(user, ())) >= MOST_OF_A_USER:
             for one in self._line.of(user):

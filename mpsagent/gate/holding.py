@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from mpsagent.gate import identity
+from mpsagent.gate import identity, peers
 from mpsagent.gate.channel import take
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.handshake import Mark
@@ -77,8 +77,8 @@ class Holding:
             peer.gid,
             connection.start,
             connection.since,
-            identity.cgroup(peer.pid),
-            identity.pid_namespace(peer.pid),
+            peers.cgroup(peer.pid),
+            peers.pid_namespace(peer.pid),
             identity.command(peer.pid),
             held.instance,
             held.asked,
@@ -89,7 +89,7 @@ class Holding:
 
     @staticmethod
     def _pidfd_of(connection: Connection) -> Callable[[], int | None]:
-        return lambda: identity.peer_pidfd(connection.sock, connection.peer.pid, connection.start)
+        return lambda: peers.peer_pidfd(connection.sock, connection.peer.pid, connection.start)
 
     def watch(self, connection: Connection) -> None:
         self.loop.add_reader(connection.sock.fileno(), self._read, connection)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
-from mpsagent.gate import identity
+from mpsagent.gate import peers
 from mpsagent.gate.channel import Channel
 from mpsagent.gate.question import CONTROL, Question, connect
 from mpsagent.mps.rendezvous import HELLO, Credentials
@@ -136,7 +136,7 @@ class Lane:
     def greeted(self, data: bytes, sock: socket.socket) -> None:
         """A connection of ours was greeted."""
         try:
-            pid = identity.peer(sock).pid
+            pid = peers.peer(sock).pid
         except OSError:
             pid = 0
         self._down_pause = 0.0

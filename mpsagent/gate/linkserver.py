@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mpsagent.gate import identity
+from mpsagent.gate import peers
 from mpsagent.gate.channel import Channel, Opened
 from mpsagent.mps.rendezvous import Credentials
 from mpsagent.wire.codec import LONGEST_PACKET, LinkError, encode
@@ -56,7 +56,7 @@ class LinkServer:
         except OSError:
             return
         try:
-            uid = identity.peer(sock).uid
+            uid = peers.peer(sock).uid
         except OSError:
             uid = -1
         if uid not in (0, os.geteuid()):

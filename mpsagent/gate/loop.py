@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mpsagent.gate import handover, identity, state
+from mpsagent.gate import handover, peers, state
 from mpsagent.gate.connection import Connection, mark_of, restored
 from mpsagent.gate.frontends import FrontEnds
 from mpsagent.gate.handovers import Instance
@@ -319,7 +319,7 @@ class Gate:
 
     def _known(self, one: KnownProcess) -> Outgoing:
         message = link.Known(
-            one.pid, one.uid, one.gid, one.start, one.since, one.limits, identity.cgroup(one.pid), one.connections,
+            one.pid, one.uid, one.gid, one.start, one.since, one.limits, peers.cgroup(one.pid), one.connections,
             one.instance,
         )  # fmt: skip
         return message, self._pidfd_of(one.process)

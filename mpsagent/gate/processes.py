@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from mpsagent.gate import identity
+from mpsagent.gate import identity, peers
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.queue import KnownProcess, Process, Queue
 from mpsagent.gate.store import KnownName, Store
@@ -39,7 +39,7 @@ class KnownProcesses:
         known = self._queue.known_process(process)
         if known is not None and (known.limits == limits or known.limits is None):
             return True
-        pidfd = identity.peer_pidfd(connection.sock, *process)
+        pidfd = peers.peer_pidfd(connection.sock, *process)
         if pidfd is None:
             return False
         if identity.has_ended(pidfd):
@@ -111,10 +111,10 @@ class KnownProcesses:
         """One that MPS has and that came through another: it counts from now on. None when it is no process of that
         user's, or has ended."""
         known = self._queue.known_process(process)
-        pidfd = identity.open_pidfd(*process) if known is None else None
+        pidfd = peers.open_pidfd(*process) if known is None else None
         if pidfd is None:
             return known
-        gid = identity.real_gid(process[0], uid)
+        gid = peers.real_gid(process[0], uid)
         if gid is None or identity.has_ended(pidfd):
             os.close(pidfd)
             return None

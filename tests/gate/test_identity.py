@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.gate.identity import cgroup_of, contained, start_time
+from mpsagent.gate.identity import start_time
+from mpsagent.gate.peers import cgroup_of, contained
 from mpsagent.mps.rendezvous import CREDENTIALS
 from mpsagent.wire.link import Knock, Left, Refused, Synced
 from tests.gate.rig import ROOT, A, B, Rig, admissions, everybody, introduce, raw
@@ -69,11 +70,11 @@ def test_whether_a_process_is_in_a_pid_namespace_below() -> None:
 _USED_AGAIN = """
 import os, socket, subprocess, sys, time
 from pathlib import Path
-from mpsagent.gate import identity
+from mpsagent.gate import identity, peers
 from mpsagent.gate.connection import accepted
 path, users, other, pidfds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 if pidfds == "without":
-    identity.SO_PEERPIDFD = 9999  # as on Linux before 6.5
+    peers.SO_PEERPIDFD = 9999  # as on Linux before 6.5
 listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 listener.bind(path); os.chmod(path, 0o777); listener.listen()
 sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -93,7 +94,7 @@ else:
     sys.exit("the number could not be had again")
 connection = accepted(listener.accept()[0], 1, lambda one: None, privileged=False)
 assert connection.peer.pid == pid and connection.peer.uid == users
-held = identity.peer_pidfd(connection.sock, pid, connection.start)
+held = peers.peer_pidfd(connection.sock, pid, connection.start)
 print("told of", connection.start == identity.start_time(pid))
 print("held", held is not None and identity.pid_of(held) == pid)
 bystander.kill()

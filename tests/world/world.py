@@ -443,7 +443,7 @@ class World:
 
         telling = _Telling(self)
         return {
-            ("mpsagent.gate.identity", "peers_have_pidfds"): lambda: True,
+            ("mpsagent.gate.peers", "peers_have_pidfds"): lambda: True,
             ("mpsagent.gate.loop", "say"): lambda text: world.gate_says(text),
             ("mpsagent.gate.keeper", "say"): lambda text: world.gate_says(text),
             ("mpsagent.gate.handovers", "OURSELVES"): Credentials(1, 0, 0),
