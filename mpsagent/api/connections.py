@@ -1,9 +1,5 @@
-"""Who may be connected: so many connections for each user, and for all of them together.
-
-The api has no rights, and its unit bounds its memory and its processor, so a user who asks without end takes time from
-other readers and from nobody else. When all places are taken, the oldest connection makes way: no user is locked out by
-others, however many they are.
-"""
+"""Who may be connected: so many connections for each user, and for all of them together. When all places are taken,
+the oldest connection makes way: no user is locked out by others, however many they are."""
 
 from __future__ import annotations
 

@@ -46,10 +46,7 @@ def going(
     own: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[Iterator[Said]]:  # fmt: skip
     """What inside.py says, as it says it: the run that begins, then its figure. ``gpu``: the UUID of one; ``python``:
-    one that has PyTorch, for workloads that need it; ``own``: commands that are workloads, by name.
-
-    When this is left, by whatever, nothing runs any more. Raises BenchError.
-    """
+    one that has PyTorch; ``own``: commands that are workloads. When this is left nothing runs. Raises BenchError."""
     # A program of one's own may have started others, which end with the namespace.
     alone = any(run.mode in plan.SHARING for run in runs) or (bool(own) and os.getuid() == 0)
     order = {

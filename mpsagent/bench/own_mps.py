@@ -32,9 +32,8 @@ class OwnMpsError(Exception):
 
 
 class OwnMps:
-    """At work from ``start`` to ``stop``. ``programs``: of the simulator, in the place of NVIDIA's.
-
-    ``gpu``: the UUID of the one that it has; without, it has all, of which clients see the first."""
+    """At work from ``start`` to ``stop``. ``programs``: of the simulator. ``gpu``: the UUID of the one that it has,
+    else all, of which clients see the first."""
 
     def __init__(self, place: Path, mode: str, limits: str, programs: Path | None, gpu: str = "") -> None:
         self._place, self._programs = place, programs

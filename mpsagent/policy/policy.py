@@ -118,10 +118,7 @@ class Rules:
         return self.origin(name).key
 
     def origin(self, name: str) -> Origin:
-        """Where a value comes from, by its name as a file has it: ``threads``, ``switch.after``, ``enforce.limits``.
-
-        ``memory`` may differ by device; this is the nearest one, ``explain`` has all.
-        """
+        """Where a value comes from, by its name as a file has it: ``switch.after``. ``memory``: the nearest one."""
         return self.origins.get(name) or _default_origin(name)
 
     def explain(self, devices: Sequence[Device]) -> dict[str, Any]:
@@ -289,11 +286,8 @@ class Policy:
         return found
 
     def fail_safe(self, devices: Sequence[Device]) -> Limits:
-        """The fail-safe limits: the least threads and, on each device, the least memory that the policy gives anyone,
-        and the lower client priority if it gives that to someone.
-
-        They apply where a client's own limits cannot be confirmed. Remembered: it goes through the whole policy.
-        """
+        """The least of everything that the policy gives anyone, for a client whose own limits cannot be confirmed.
+        Remembered: it goes through the whole policy."""
         wanted = tuple(devices)
         found = self._fail_safes.get(wanted)
         if found is None:

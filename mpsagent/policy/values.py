@@ -54,11 +54,8 @@ Memory = int | Share
 
 
 def percent_of(threads: Threads, devices: Sequence[Device], weights: float) -> float:
-    """The active thread percentage, one decimal, never above what was written.
-
-    ``weights``: sum of the weights in the policy. While the devices are unknown, a number of multiprocessors is the
-    least percentage: too little can be raised later, too much is an escape.
-    """
+    """The active thread percentage, never above what was written. ``weights``: sum of the weights in the policy. While
+    the devices are unknown, a number of multiprocessors is the least: too little can be raised later."""
     match threads:
         case Multiprocessors(count):
             counts = [device.multiprocessors for device in devices]
@@ -93,11 +90,8 @@ def least_percent(devices: Sequence[Device]) -> float:
 
 
 def _total_percent(total: float | Multiprocessors, own: Threads | None, devices: Sequence[Device]) -> float:
-    """What the percentages of these processes may add up to.
-
-    Percentages for numbers of multiprocessors are rounded up (26 of 132 are 19.7 %), so a total in multiprocessors is
-    counted in processes where these are given in multiprocessors too: two times 26 fit into 52.
-    """
+    """What the percentages of these processes may add up to. Those for multiprocessors are rounded up (26 of 132 are
+    19.7 %), so such a total is counted in processes where these are given so too: two times 26 fit into 52."""
     percent = percent_of(total, devices, 0.0)
     if isinstance(total, Multiprocessors) and isinstance(own, Multiprocessors):
         each = max(percent_of(own, devices, 0.0), least_percent(devices))

@@ -13,10 +13,8 @@ MAX_TEXT = 4096
 
 
 class Session:
-    """A front-end's connection, after its credentials. `uid` is the one of its credentials.
-
-    privileged: it came to control_privileged; root's at `control` may not change anything either (driver 550).
-    """
+    """A front-end's connection, whose credentials have `uid`. privileged: it came to control_privileged; root's at
+    `control` may not change anything either (driver 550)."""
 
     __slots__ = ("connection", "privileged", "uid")
 
@@ -26,10 +24,8 @@ class Session:
         self.privileged = privileged
 
     def command(self) -> str | None:
-        """The next command, waiting for it; None when the front-end has ended, has gone, or breaks the rules.
-
-        A packet of 8 bytes has the length, the next one the text, with a newline and a zero byte at its end or without.
-        """
+        """The next command, waiting for it: a packet of 8 bytes with the length, then the text. None when the front-end
+        has ended, has gone, or breaks the rules."""
         length = rendezvous.receive(self.connection)
         length.close()
         size = int.from_bytes(length.data, "little")

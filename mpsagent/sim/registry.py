@@ -1,13 +1,7 @@
-"""Which simulated processes use which simulated GPU: what NVML would know.
+"""Which simulated processes use which simulated GPU: what NVML would know. `mpsagent-sim describe` has the files.
 
-One small file per device and process in the directory named by MPSSIM_REGISTRY (`mpsagent-sim install` sets it to the
-install directory's `processes`; default /tmp/mpsagent-sim-processes), called `<machine ordinal>.<pid>`, with one line
-    <kind> <uid> <MiB> <start time>
-where kind is `server`, `mps` (a client of a server) or `bypass` (a process outside MPS). The file of a process that has
-gone is stale; `processes()` skips it. A server writes `<machine ordinal>.busy.<pid>` beside it, which stays: the
-seconds in which a kernel ran there, and since when one runs now (monotonic clock), or 0. A file
-`<machine ordinal>.compute_mode` holding EXCLUSIVE_PROCESS makes bypassing clients fail while another process uses the
-device, as the real compute mode does.
+The file of a process that has gone is stale; `processes()` skips it. A server writes `<machine ordinal>.busy.<pid>`
+beside its own, which stays: the seconds in which a kernel ran there, and since when one runs now (monotonic), or 0.
 """
 
 # pathlib and contextlib cost more than everything else in the start of a front-end or client

@@ -165,10 +165,7 @@ def hung_up(connection: _socket.socket) -> bool:
 
 
 def credentials(connection: _socket.socket) -> tuple[int, int, int] | None:
-    """What the daemon hears after its greeting: pid, user and group of the peer, as long as it takes.
-
-    None when it leaves or says something else.
-    """
+    """Pid, user and group of a peer that was greeted, as long as it takes; None when it says something else."""
     message = receive(connection)
     message.close()
     return message.credentials if message.data == CREDENTIALS else None

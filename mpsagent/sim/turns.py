@@ -99,10 +99,8 @@ class Turns:
         return uid
 
     def failed(self) -> bool:
-        """The server said that it cannot start: whether its user's waiting clients are to be dropped now.
-
-        They have six tries, a start request has one (drivers 470, 535 and 550 without a GPU).
-        """
+        """The server cannot start: whether its user's waiting clients are to be dropped now. They have six tries, a
+        start request has one (drivers 470, 535 and 550 without a GPU)."""
         user = -1 if self.user is None else self.user
         self.failures[user] = self.failures.get(user, 0) + 1
         clients = any(uid == user and key is not None for uid, key in self.waiting)
