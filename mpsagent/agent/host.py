@@ -238,15 +238,21 @@ class Agent(Recorder):
         """Makes a user's lane, or says why it cannot be made."""
         try:
             await self._make(uid)
-        except (OSError, AlreadyLocked, directories.DirectoryRefused) as error:
+        except Exception as error:
+            if not isinstance(error, OSError | AlreadyLocked | directories.DirectoryRefused):
+                self.failed("a user's lane could not be made", error)
             now, what = self.clock.now(), f"user {uid} gets no control daemon: {error}"
             self.conditions.set("apart", what, now, "it is tried again by itself", until=now + UNMADE)
             return str(error)
         return None
 
     async def _open(self, action: act.OpenLane) -> None:
+        known = "apart" in self.conditions.topics()
         why = await self._made(action.uid)
-        self.take([act.Done(self.clock.now(), action, why is None, why or "")])
+        now = self.clock.now()
+        if why is not None and not known:
+            self.record("action.failed", now, action="OpenLane", text=why, **action_record(action, self.policy))
+        self.take([act.Done(now, action, why is None, why or "")])
 
     async def _close(self, action: act.CloseLane) -> None:
         lane = self.lanes.pop(action.uid)

@@ -213,8 +213,9 @@ class Core:
             mine = m.lanes[lane]
             self._views[lane] = replace(
                 everything, state=self._parts[1][lane], ending=ladder.ending(mine.ladder), starting=frozenset(),
-                admitted=frozenset(), users=everything.users if lane is None else frozenset(), _found={}, _times={},
-                _jobs={}, **_of_daemon(mine),
+                failing=frozenset(), admitted=frozenset(),
+                users=everything.users if lane is None else frozenset(), _found={}, _times={}, _jobs={},
+                **_of_daemon(mine),
             )  # fmt: skip
         return self._views[lane]
 
@@ -222,7 +223,7 @@ class Core:
         m = self.memories
         asked = m.turns.shutdown
         tables = [one.admission.sent for one in m.lanes.values() if one.admission.sent is not None]
-        return View(
+        view = View(
             state=state,
             ending={pid: one for each in m.lanes.values() for pid, one in ladder.ending(each.ladder).items()},
             turn=m.turns.turn,
@@ -233,10 +234,13 @@ class Core:
             turn_waits=m.turns.waits,
             users=frozenset(one for one in m.lanes if one is not None) | m.users.making | m.users.going,
             starting=frozenset(one for one, mine in m.lanes.items() if mine.hangs.start_asked),
+            failing=frozenset(one for one, mine in m.lanes.items() if mine.hangs.failed),
+            unmade={uid: why for uid, (_, why) in m.users.failed.items()},
             admitted=frozenset(uid for table in tables for uid in table.users),
             remembered=remembered,
             **_of_daemon(m.lanes[None]),
         )
+        return replace(view, short=True) if lanes.short(view) else view
 
     # --- one pass -----------------------------------------------------------------------------------------------------
 

@@ -21,30 +21,31 @@ AGAIN = 5.0
 @dataclass(frozen=True, slots=True)
 class Memory:
     """``making``, ``going``: users whose lanes are being made, or taken away; ``failed``: when one that could not be
-    made is tried again."""
+    made is tried again, and why it could not."""
 
     making: frozenset[int] = frozenset()
     going: frozenset[int] = frozenset()
-    failed: Mapping[int, float] = field(default_factory=dict)
+    failed: Mapping[int, tuple[float, str]] = field(default_factory=dict)
 
 
 def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     state, rule = view.state, view.instance_rule("sharing")
     todo: list[act.Action] = []
-    failed = {uid: at for uid, at in memory.failed.items() if now < at}
+    failed = {uid: one for uid, one in memory.failed.items() if uid not in state.lanes and state.held.first(uid)}
     over = [uid for uid in state.lanes if uid is not None and _over(view, uid)]
     for uid in over:
         todo.append(act.CloseLane(uid=uid, reason=f"the control daemon of user {uid} has ended", rule=rule))
     memory = replace(memory, going=memory.going.union(over), failed=failed)
     if view.elsewhere and view.synced and state.drain is None:
         for uid in state.held.users():
-            if uid in state.lanes or uid in (memory.making | memory.going | failed.keys()):
+            if uid in memory.making | memory.going or (uid in failed and now < failed[uid][0]):
                 continue
-            if view.denied(uid) or not view.identified(uid) or full(view, memory.making):
+            if not _due(view, uid) or full(view, memory.making):
                 continue
             todo.append(act.OpenLane(uid=uid, reason=f"user {uid} is held and has no control daemon", rule=rule))
             memory = replace(memory, making=memory.making | {uid})
-    return Decision(memory, tuple(todo), wake=min(failed.values(), default=None))
+    wakes = [at for uid, (at, _) in failed.items() if uid not in memory.making and now < at]
+    return Decision(memory, tuple(todo), wake=min(wakes, default=None))
 
 
 def full(view: View, more: frozenset[int] = frozenset()) -> str | None:
@@ -57,20 +58,34 @@ def full(view: View, more: frozenset[int] = frozenset()) -> str | None:
     return None
 
 
+def short(view: View) -> bool:
+    """A user waits for a control daemon, and only the end of another one makes room."""
+    if not view.elsewhere or view.policy.sharing != "apart" or full(view) is None:
+        return False
+    return any(_due(view, uid) for uid in view.state.held.users())
+
+
+def _due(view: View, uid: int) -> bool:
+    return uid not in view.state.lanes and view.identified(uid) and not view.denied(uid)
+
+
 def _over(view: View, uid: int) -> bool:
-    """It has no control daemon, and no user who needs one."""
+    """It has no control daemon, and no user who needs one. One that does not start is tried again where it may."""
     state, control = view.state, view.state.lanes[uid].control
     if (control is not None and control.proven) or uid in view.starting or not view.synced:
         return False
     if any(client.lane == uid for client in state.clients.values()):
         return False
-    return view.policy.sharing != "apart" or state.held.first(uid) is None
+    if view.policy.sharing != "apart":
+        return True
+    return state.held.first(uid) is None and (uid not in view.failing or view.short)
 
 
 def note(memory: Memory, done: act.Done) -> Memory:
     match done.action:
         case act.OpenLane(uid=uid):
-            failed = memory.failed if done.ok else {**memory.failed, uid: done.at + AGAIN}
+            failed = {one: why for one, why in memory.failed.items() if one != uid}
+            failed |= {} if done.ok else {uid: (done.at + AGAIN, done.text)}
             return replace(memory, making=memory.making - {uid}, failed=failed)
         case act.CloseLane(uid=uid):
             return replace(memory, going=memory.going - {uid})

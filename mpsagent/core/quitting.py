@@ -1,5 +1,5 @@
 """The control daemon is told to quit when nothing works there and it is not wanted: in a drain, when its user apart has
-had no client for ``apart_idle_timeout``, and when the policy wants another form of server.
+had no client for ``apart_idle_timeout`` or others wait for its place, and when the policy wants another form of server.
 
 A drain is a closed gate: who comes is held, and ``resume`` lets them in at once. Running work ends by itself or at a
 time; the next daemon is started when the drain ends. A restart that waits for the clients is a drain that ends with the
@@ -66,6 +66,8 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     elif memory.idle is not None:
         due, rule = memory.idle + view.policy.apart_idle_timeout, view.instance_rule(IDLE)
         reason = f"user {view.user} has had no client for {duration_text(now - memory.idle)}"
+        if view.short:
+            due, rule, reason = now, view.instance_rule("apart_users"), f"{reason}, and others wait for its place"
     else:
         return Decision(memory, todo)
     if now < (due := max(due, memory.again_at)) or not view.closed:  # what the gate says comes by itself

@@ -135,6 +135,8 @@ def _known(state: State, event: inp.GateSaid[link.Known], out: Out) -> State:
     )  # fmt: skip
     if state.control is not None and state.control.proven:
         client = _of_earlier(client, state.control, event.at)
+    elif state.key is not None:  # its control daemon has gone, with the agent before, and no other one asks after it
+        client = lost(client, event.at, confirmed=True)
     if before is not None:  # it passed while the link was down
         client = replace(client, waited=max(0.0, said.since - before.since))
         told = (said.since, peer.pid, peer.uid, client.waited, limits, False)

@@ -88,7 +88,9 @@ class View:
     no longer tries to start the control daemon or its servers; ``pause_until``: until when servers that did not start
     are not tried; ``retiring``: the control daemon was told to quit, because nothing works there;
     ``turn_waits``: why the next turn does not begin yet; ``users``: those who have lanes of their own, ``starting``:
-    lanes whose control daemons are being started; ``admitted``: whom the gate's tables name, of all lanes."""
+    lanes whose control daemons are being started, ``failing``: those where they do not start; ``unmade``: why a user's
+    lane could not be made; ``short``: a user waits for a lane, and there is no place; ``admitted``: whom the gate's
+    tables name, of all lanes."""
 
     state: State
     ending: Mapping[int, Ending] = field(default_factory=dict)
@@ -104,6 +106,9 @@ class View:
     turn_waits: Reason | None = None
     users: frozenset[int] = frozenset()
     starting: frozenset[Key] = frozenset()
+    failing: frozenset[Key] = frozenset()
+    unmade: Mapping[int, str] = field(default_factory=dict)
+    short: bool = False
     admitted: frozenset[int] = frozenset()
     _found: dict[str, tuple[int, ...]] = field(default_factory=dict, repr=False, compare=False)
     _times: dict[str, float] = field(default_factory=dict, repr=False, compare=False)
@@ -178,7 +183,8 @@ class View:
     @property
     def wanted(self) -> bool:
         """A control daemon is to run here."""
-        return not self.each and (self.user is None or (bool(self.state.held) and not self.leaving))
+        mine = bool(self.state.held) or self.given_up is not None
+        return not self.each and (self.user is None or (mine and not self.leaving))
 
     @property
     def unlisted(self) -> bool:

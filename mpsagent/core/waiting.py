@@ -73,7 +73,8 @@ def _why(view: View, uid: int, line: Sequence[Held], everybody: Reason | None, u
         return Reason("handover", "is being handed over to MPS")
     own = hold(view, uid)
     if everybody is not None and not view.denied(uid):
-        return everybody
+        unmade = view.unmade.get(uid) if everybody.word == "apart" else None
+        return everybody if unmade is None else Reason("apart", f"no control daemon of this user's own: {unmade}")
     if own is not None:
         return own
     if (until := view.state.slowed.get(uid, now)) > now:

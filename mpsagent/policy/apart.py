@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from mpsagent.policy.policy import Policy
 
-LONGEST = 50
-"""Characters in such a section's name: those of its users' instances may have 64."""
+LONGEST = 47
+"""Characters in such a section's name: with a uid of ten the path of a lane's sockets has 107, and no more fit."""
 _NAME = re.compile(r"(.+)-u(0|[1-9][0-9]{0,9})")
 
 

@@ -227,7 +227,8 @@ KEYS: tuple[Key, ...] = (
     ),
     Key(
         "instance", "apart_idle_timeout", kinds.duration(1, LONG), _OF,
-        'with `sharing = "apart"`: the control daemon of a user who has had no client for so long ends', 60.0,
+        'with `sharing = "apart"`: the control daemon of a user who has had no client for so long ends; at once while '
+        "others wait for its place", 60.0,
     ),
     Key(
         "instance", "users", kinds.NAMES, _OF,

@@ -54,6 +54,7 @@ class Names:
         """Who was looked up while a service was silent: all are asked about again as soon as it answers."""
         self._next_try = 0.0
         self._files, self._looked = _changed(), time.monotonic()
+        self._forgot = float("-inf")
 
     def known(self, uid: int) -> Identity | None:
         """What is known now, without waiting; an old answer is renewed behind the scenes."""
@@ -87,6 +88,7 @@ class Names:
     def forget(self) -> None:
         """Everything is asked anew (after a change of users or groups); until then the old answers count."""
         self._known = {uid: (float("-inf"), identity) for uid, (_, identity) in self._known.items()}
+        self._forgot = time.monotonic()
 
     def _is_old(self, uid: int, entry: tuple[float, Identity]) -> bool:
         now = time.monotonic()
@@ -118,7 +120,7 @@ class Names:
         finally:
             self._asking.pop(uid, None)
         self._known.pop(uid, None)
-        self._known[uid] = (time.monotonic(), identity)
+        self._known[uid] = (time.monotonic() if began > self._forgot else float("-inf"), identity)
         if len(self._known) > CAPACITY:
             oldest = next(iter(self._known))
             del self._known[oldest]

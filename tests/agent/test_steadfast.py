@@ -26,6 +26,7 @@ from mpsagent.core import caps
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core
 from mpsagent.core.inputs import Peer
+from mpsagent.core.waiting import waiting
 from mpsagent.gate.identity import start_time
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Device
@@ -110,14 +111,16 @@ def test_the_looks_at_the_machine_go_on_after_a_mistake(place: Path, monkeypatch
     play(place, scenario)
 
 
+@pytest.mark.parametrize("error", [AlreadyLocked("another agent has it"), ValueError("a mistake of ours")], ids=str)
 def test_a_user_apart_whose_instance_cannot_be_made_is_told_of_once(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """Another agent has its directory. What was begun of it is let go, without a second mistake."""
+    """Another agent has its directory. What was begun of it is let go, without a second mistake; who waits sees why,
+    and it is on record."""
 
     async def scenario(agent: Agent) -> None:
         def taken(*_: object) -> int:
-            raise AlreadyLocked("another agent has it")
+            raise error
 
         monkeypatch.setattr(lane.lock, "take", taken)
         hello = link.Hello(1, 0.0), link.Synced(), link.Knock(1, os.getpid(), 1001, 1001, 1, 0.0)
@@ -127,6 +130,9 @@ def test_a_user_apart_whose_instance_cannot_be_made_is_told_of_once(
         await until(lambda: "apart" in topics(agent))
         assert "agent: a task failed" not in topics(agent)
         assert set(agent.lanes) == set(agent.state.lanes) == {None}
+        (failed,) = records(agent, "action.failed")
+        assert (failed["action"], failed["uid"], failed["text"]) == ("OpenLane", 1001, str(error))
+        await until(lambda: str(error) in waiting(agent.core.view(None), agent.clock.now())[0].why.text)
 
     play(place, scenario, instance='sharing = "apart"')
 

@@ -102,6 +102,8 @@ class Stage:
         self.kept: list[tuple[int, int, int, str, str, bool]] = []
         self.front_end_fails = False
         self.start_fails = False
+        self.open_fails = ""
+        """Why no lane can be made."""
         self.unkillable = False
         self.silent: set[Key] = set()
         self.gate_deaf = False
@@ -264,6 +266,9 @@ class Stage:
 
     def _open(self, action: act.OpenLane) -> None:
         """An agent that was killed meanwhile leaves the directories all the same."""
+        if self.open_fails:
+            self._answer(action, False, self.open_fails)
+            return
         mps = self.daemons[action.uid] = self._daemon(action.uid)
         self.gate.ways[action.uid] = Way(action.uid, mps)
         self.feed(inp.LaneOpened(self.now, action.uid), act.Done(self.now, action, True))
@@ -352,7 +357,8 @@ class Stage:
 
     def _check_refusal(self, said: link.Refuse) -> None:
         assert self.core is not None
-        view, held = self.core.view(), self.core.state.held[said.connection]
+        held = self.core.state.held[said.connection]
+        view = self.core.view(self.core.state.lane_of(held.uid))
         self.refused.append(held.uid)
         assert view.denied(held.uid) or view.given_up is not None, said
 

@@ -125,8 +125,64 @@ def test_no_more_users_than_may_be_apart_have_one_at_a_time() -> None:
     (why,) = (one.why for one in waiting(stage.core.view(None), stage.now))
     assert (why.word, "apart_users = 1" in why.text) == ("apart", True)
     stage.ends(alice)
-    stage.run(70)
+    stage.run(1)
     assert stage.working(bob)
+    stage.ends(bob)
+    stage.run(5)
+    assert alive(stage, BOB)
+    again = stage.client(ALICE)
+    stage.run(1)
+    assert stage.working(again), "the place of a user who uses nothing was kept for that user"
+
+
+def failing(stage: Stage) -> None:
+    """The control daemon of alice does not start; she has waited until that was given up."""
+    stage.start_fails = True
+    stage.client(ALICE)
+    stage.run(200)
+    assert stage.refused == [ALICE]
+
+
+def test_a_daemon_that_does_not_start_is_not_forgotten_with_who_was_refused_and_starts_when_it_can() -> None:
+    stage = of_alice()
+    failing(stage)
+    stage.client(ALICE)
+    stage.run(1)
+    assert stage.refused == [ALICE] * 2, "who comes then waits two minutes anew"
+    assert stage.core is not None
+    assert stage.core.view(ALICE).given_up
+    stage.start_fails = False
+    stage.run(61)
+    assert stage.core.view(ALICE).given_up is None
+    alice = stage.client(ALICE)
+    stage.run(1)
+    assert stage.working(alice)
+    stage.ends(alice)
+    stage.run(70)
+    assert set(stage.daemons) == {None}
+
+
+def test_a_daemon_that_does_not_start_takes_no_place_from_another_user() -> None:
+    stage = of_alice("apart_users = 1\n")
+    failing(stage)
+    stage.start_fails = False
+    bob = stage.client(BOB)
+    stage.run(1)
+    assert stage.working(bob)
+
+
+def test_who_waits_is_told_why_there_is_no_control_daemon() -> None:
+    stage = of_alice()
+    stage.open_fails = "No space left on device"
+    alice = stage.client(ALICE)
+    stage.run(12)
+    assert stage.core is not None
+    (why,) = (one.why.text for one in waiting(stage.core.view(None), stage.now))
+    assert why == "no control daemon of this user's own: No space left on device"
+    assert len(stage.actions(act.OpenLane)) == 3
+    stage.open_fails = ""
+    stage.run(6)
+    assert stage.working(alice)
 
 
 def test_a_hang_of_one_users_daemon_is_no_other_users() -> None:
@@ -156,6 +212,20 @@ def test_an_agent_that_comes_anew_finds_users_where_they_were() -> None:
     assert {pid: one.lane for pid, one in stage.core.state.clients.items()} == {alice.pid: ALICE, bob.pid: BOB}
     assert not stage.actions(act.KillControl, act.QuitControl)
     assert len(stage.actions(act.StartControl)) == 2
+
+
+def test_who_outlives_daemon_and_agent_keeps_no_place_from_another_user() -> None:
+    stage = of_alice("apart_users = 1\n")
+    alice, bob = stage.client(ALICE, stays=True), stage.client(BOB)
+    stage.run(2)
+    assert stage.working(alice)
+    stage.kill_agent()
+    stage.crash_control(ALICE)
+    stage.run(1)
+    stage.start_agent()
+    stage.run(3)
+    assert stage.working(bob)
+    assert stage.procs.get(alice.pid) is alice
 
 
 @pytest.mark.parametrize("way", ["turns", "together"])

@@ -12,6 +12,7 @@ from mpsagent.policy.instances import environment, instances, needs_devices
 from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.plausible import in_itself
 from mpsagent.policy.policy import Policy
+from mpsagent.system.directories import LONGEST_SOCKET_PATH
 from tests.policies import policy
 
 UUIDS = [f"GPU-{number:08x}-0000-0000-0000-000000000000" for number in range(3)]
@@ -150,5 +151,7 @@ def test_what_cannot_be_apart_is_said() -> None:
     assert "the instance of a user of a, which is apart" in mistake.problem
     (mistake,) = wrong('[instance.a]\nsharing = "apart"\ncompute_mode = "exclusive-process"\n')
     assert (mistake.line, mistake.key) == (2, "instance.a.sharing")
-    (mistake,) = wrong(f'[instance.{"a" * 51}]\nsharing = "apart"\n')
-    assert "50 characters" in mistake.problem
+    (mistake,) = wrong(f'[instance.{"a" * (apart.LONGEST + 1)}]\nsharing = "apart"\n')
+    assert "47 characters" in mistake.problem
+    longest = f"/run/mpsagent/instances/{apart.lane_name('a' * apart.LONGEST, 0xFFFFFFFE)}/pipe/control_privileged"
+    assert len(longest) <= LONGEST_SOCKET_PATH

@@ -117,6 +117,20 @@ async def test_an_account_that_is_renumbered_is_asked_about_at_once(
     assert service.asked == 2
 
 
+async def test_what_was_asked_before_a_change_is_asked_again_when_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow service says who it was; that was taken for new, for 300 s."""
+    service = Service(monkeypatch)
+    service.gate.clear()
+    names = Names(deadline=60)
+    asked = asyncio.create_task(names.look_up(1001))
+    await until(lambda: service.asked)
+    names.forget()
+    service.gate.set()
+    await asked
+    service.groups = ("staff",)
+    assert (await names.look_up(1001)).groups == ("staff",)
+
+
 async def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any number of uids may show up over the months."""
     Service(monkeypatch)
