@@ -36,6 +36,7 @@ def called(place: Path, words: tuple[str, ...], settings: str = "") -> tuple[lis
         (("kill", ID, "SIGTERM"), [*END, f"*{ID}*", "--deadline", "10s"]),
         (("kill", ID), [*END, f"*{ID}*", "--deadline", "10s"]),
         (("--debug", "kill", "box_1", "INT"), [*END, "box_1", "--deadline", "10s"]),
+        ((*CONTAINERD, "delete", "--force", ID), [*END, f"*{ID}*", "--now", "--deadline", "10s"]),
         (("kill", "abc", "TERM"), [*END, "abc", "--deadline", "10s"]),  # not all cgroups with these letters
     ],
 )
@@ -52,6 +53,8 @@ def test_before_a_signal_that_ends_a_container_its_clients_are_ended(
         ("kill", ID, "USR1"),
         ("kill", ID, "0"),
         ("kill", "*", "9"),
+        ("delete", ID),
+        ("delete", "--help"),
         ("kill", "../a", "9"),
         ("--root", "kill", "state", ID),
         ("exec", ID, "kill", "-9", "1"),
