@@ -164,9 +164,9 @@ def leases(kept: Mapping[str, Any], now: float) -> list[inp.Input]:
         with suppress(*_DAMAGED):
             process = None if row["process"] is None else (int(row["process"][0]), int(row["process"][1]))
             uid = None if row["uid"] is None else int(row["uid"])
-            cgroup, name = (None if row[key] is None else str(row[key]) for key in ("cgroup", "name"))
+            cgroup, name = (None if row.get(key) is None else str(row[key]) for key in ("cgroup", "name"))
             number, until, source = int(row["number"]), _number(row["until"]), f"lease {row['number']}"
-            given = {key: read(row[key]) for key, read in _SHARE.items() if row[key] is not None}
+            given = {key: read(row[key]) for key, read in _SHARE.items() if row.get(key) is not None}
             share = Share(source, **given, job=name or source)
             lease = Lease(number, share, _number(row["since"]), until, int(row["by"]), uid, cgroup, process, name)
             if until > now and (uid, cgroup, process) != (None, None, None):

@@ -73,7 +73,7 @@ def form(value: object) -> object:
     if isinstance(value, dict):
         return {key: form(one) for key, one in value.items()}
     if isinstance(value, list):
-        return sorted({json.dumps(form(one)) for one in value}) if value else []
+        return sorted({json.dumps(form(one), sort_keys=True) for one in value}) if value else []
     return type(value).__name__
 
 
