@@ -261,6 +261,7 @@ class Agent(Recorder):
             self._changed()
             await lane.end()
             await lane.end_orphans()  # they are known by the directory
+            await lane.supervisor.forget()
             lane.clean(self.settings.run_directory)
         finally:
             del self.going[lane.name]

@@ -213,9 +213,8 @@ class Core:
             mine = m.lanes[lane]
             self._views[lane] = replace(
                 everything, state=self._parts[1][lane], ending=ladder.ending(mine.ladder), starting=frozenset(),
-                failing=frozenset(), admitted=frozenset(),
-                users=everything.users if lane is None else frozenset(), _found={}, _times={}, _jobs={},
-                **_of_daemon(mine),
+                admitted=frozenset(), users=everything.users if lane is None else frozenset(), _found={}, _times={},
+                _jobs={}, **_of_daemon(mine),
             )  # fmt: skip
         return self._views[lane]
 

@@ -183,7 +183,7 @@ class View:
     @property
     def wanted(self) -> bool:
         """A control daemon is to run here."""
-        mine = bool(self.state.held) or self.given_up is not None
+        mine = bool(self.state.held) or self.user in self.failing
         return not self.each and (self.user is None or (mine and not self.leaving))
 
     @property

@@ -84,6 +84,9 @@ class ControlSupervisor(ABC):
     async def adopt(self) -> Running | Problem:
         """Takes over our own daemon, which runs already."""
 
+    async def forget(self) -> None:  # noqa: B027
+        """There is to be no daemon here any more."""
+
     def hold(self, running: Running) -> Running:
         self.close()
         self.running = running

@@ -156,6 +156,11 @@ class ControlUnit(ControlSupervisor):
         found = await search(self.pipe_directory, self.program)
         return self.hold(found) if isinstance(found, Running) else found
 
+    async def forget(self) -> None:
+        """A unit whose daemon was killed is a failed one, until it is told that this does not matter any more."""
+        with suppress(TimeoutError):
+            await in_thread(self._systemd.forget_failure, self.unit, deadline=CALL_DEADLINE)
+
     async def _main_process(self, state: UnitState, how: str) -> Running | Problem:
         """systemd guesses the main process; where it could not, the daemon is searched for."""
         found: Running | Problem | None = None

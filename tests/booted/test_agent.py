@@ -23,6 +23,7 @@ from tests.booted.service import (
     multiprocessors,
     ready,
     until,
+    until_it_computes,
 )
 
 NAMES = ["control", "control_privileged"]
@@ -102,6 +103,19 @@ def test_a_change_of_target_ends_no_cuda_work(running: Machine) -> None:
     until("nothing is being stopped", lambda: "No jobs" in running.systemctl("list-jobs"))
     assert running.show("mpsagent-control@default.service", "InvocationID", "ActiveState") == daemon
     worker.finish()
+
+
+def test_of_a_users_control_daemon_that_was_killed_no_failed_unit_is_left(running: Machine) -> None:
+    """The machine was said to be degraded until that user came again."""
+    running.write("/etc/mpsagent/policy.d/20-way.toml", '[instance.default]\nsharing = "apart"\n')
+    running.systemctl("reload", "mpsagent.service")
+    worker = running.start(CLIENT, "sleep", "600", user=ALICE)
+    until_it_computes(worker)
+    running.systemctl("kill", "--signal", "KILL", f"mpsagent-control@default-u{ALICE}.service")
+    place = running.path("/run/mpsagent/instances")
+    until("her lane has gone", lambda: [one.name for one in place.iterdir()] == ["default"])
+    assert running.systemctl("is-system-running", check=False) == "running", running.systemctl("--failed")
+    worker.kill()
 
 
 @pytest.mark.parametrize("end", ["KILL", "ABRT"])
