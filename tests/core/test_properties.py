@@ -167,60 +167,6 @@ def test_after_any_trouble_everybody_is_served_again(
         )
 
 
-@settings(max_examples=30, deadline=None)
-@given(
-    st.lists(
-        st.tuples(
-            st.floats(0, 40), st.sampled_from(["client", "client", "stubborn", "leave", "frozen"]), st.integers(0, 5)
-        ),
-        max_size=30,
-    ),
-    st.booleans(),
-    LAGS,
-    st.booleans(),
-)
-def test_the_wait_for_a_turn_is_bounded_whatever_the_holder_does(
-    doings: list[tuple[float, str, int]], shared: bool, lag: float, named: bool
-) -> None:
-    """Promise 2: after + grace and the ladder, however many clients the holder starts meanwhile."""
-    stage = Stage(shared=shared, lag=lag, named=named).up()
-    stage.client(ALICE)
-    stage.run(1)
-    bob = stage.client(BOB)
-    came = stage.now
-    for when, what, which in doings:
-        if what == "leave":
-
-            def go(which: int = which) -> None:
-                mine = [p for _, p in sorted(stage.procs.items()) if p.uid == ALICE]
-                if mine:
-                    stage.ends(mine[which % len(mine)])
-
-            stage.after(when, go)
-        else:
-            how = {"stubborn": what == "stubborn", "stopped": what == "frozen"}
-            stage.after(when, lambda how=how: stage.client(ALICE, **how))
-    stage.run(60)
-    assert bob.pid in stage.served
-    # hang.terminate, kill_grace; a client that is stopped in the middle of its hand-over is resumed by another rule
-    assert stage.served[bob.pid] - came <= 10 + 5 + 5 + 5 + 3
-    assert bob.pid not in stage.mps.hurt
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    programs("client", "client", "stubborn", "frozen", "freeze", "leave", "end", "reuse", "detach"),
-    st.booleans(), LAGS, st.booleans(),
-)  # fmt: skip
-def test_ending_clients_hurts_no_neighbour(program: list[Step], shared: bool, lag: float, named: bool) -> None:
-    """Promise 3: a signal comes after terminate_client. Clients that are ended too do not count as neighbours."""
-    stage = Stage(PATIENT, shared=shared, lag=lag, named=named).up()
-    play(stage, program)
-    stage.run(60)
-    ended = {a.pid for a in stage.actions(act.TerminateClient) if isinstance(a, act.TerminateClient)}
-    assert stage.mps.hurt <= ended
-
-
 # --- forged lines -----------------------------------------------------------------------------------------------------
 
 _FIELDS: dict[str, st.SearchStrategy[object]] = {

@@ -140,32 +140,6 @@ def test_the_watchdog_hears_nothing_from_a_stopped_agent(stage: Stage, systemd: 
     until("it goes on", lambda: "WATCHDOG=1" in systemd.hear())
 
 
-def test_a_bad_policy_is_a_condition_until_it_is_put_right(stage: Stage) -> None:
-    """SIGHUP reloads; exit statuses follow; a restart with a bad file does not lift the limits."""
-    agent = stage.with_agent("[limits]\nthreads = 30\n")
-    assert stage.cli(agent, "status")[0] == 0
-    stage.policy("[limits]\nthreads = 300\n")
-    os.kill(agent.pid, signal.SIGHUP)
-    stage.problem(agent, "stays in force")
-    code, said = stage.cli(agent, "status")
-    assert code == 1
-    assert "policy.toml:2" in said
-    assert "stays in force" in " ".join(said.split())
-    first = stage.record("policy.rejected")["first"]
-    assert first.endswith("policy.toml:2: limits.threads: 300 is more than 100"), "the journal's line has no advice"
-    stage.killed(agent)
-    agent = stage.again()
-    stage.problem(agent, "stays in force")
-    assert agent.api.get("/v1/policy/explain?user=20001")["threads"]["value"] == 30.0
-    stage.policy("[limits]\nthreads = 40\n")
-    os.kill(agent.pid, signal.SIGHUP)
-    stage.no_problem(agent)
-    assert stage.cli(agent, "status")[0] == 0
-    assert agent.api.get("/v1/policy/explain?user=20001")["threads"]["value"] == 40.0
-    stage.stop_agent(agent)
-    assert stage.cli(agent, "status")[0] == 3
-
-
 def test_a_second_agent_is_refused(stage: Stage) -> None:
     """Two of them would undo each other's work. By the instance, by the state directory."""
     agent = stage.with_agent(POLICY)
