@@ -1,10 +1,12 @@
 """Days with people beside the programs of users: an administrator who drains, resumes, restarts, ends clients and
 replaces gate and agent at once; users' front-ends that are left open or ask without end; and a machine on which disks
-are full, read-only or torn, threads (names, files) take their time, and the api dies."""
+are full, read-only or torn, threads (names, files) take their time, and the api dies. Played as trouble.py says:
+`python -m tests.world.administrator --day batch`."""
 
 from __future__ import annotations
 
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +22,8 @@ from tests.world.world import LOOK, OWN, Coming, Fault
 
 UNDER_WAY = 7.0
 """Seconds for which a hand-over that was under way at a drain's answer may go on."""
+STANDS = 5.0
+"""Seconds in which processes of a paused user go on in a drain."""
 ENDS = 15.0
 """Seconds in which a client that was ordered to end has ended."""
 SLOWS = frozenset({"agent", "gate", "api", "disk", "stopped", "clock", "names", "reinstall"})
@@ -274,6 +278,10 @@ class Overseeing(trouble.Watchful):
         for life, since in self.world.ordered.items():
             if life.process.alive and now - since > ENDS and all(now - at > ENDS for at, _ in self.faults):
                 self.fail(f"client {life.process.pid} of user {life.uid} was ordered to end {now - since:.0f} s ago")
+        if self.day.name == "standing" and self.world.drained is not None and now - self.world.drained > STANDS:
+            for one in self.lives:
+                if one.works and one.process.stopped:
+                    self.fail(f"client {one.process.pid} of user {one.uid} stands in a drain")
         wanted = {one.uid for one in self.lives if one.process.alive and one.knocked is not None}
         at_work = {one.uid for one in self.lives if one.works and not one.process.stopped}
         if len(wanted) == len(self.day.limits) and len(at_work) == 1:
@@ -391,11 +399,26 @@ def flooded(chance: random.Random, seed: int) -> Day:
                name="flood", quiet=True, calm=0.0, waits=60.0 + SERVED, preempt=0.0, until=400.0)  # fmt: skip
 
 
-DAYS = {"orders": orders, "ailing": ailing, "shares": shares, "batch": batch, "flood": flooded}
+def standing(chance: random.Random, seed: int) -> Day:
+    """A drain while users are paused: all work is to end, so theirs goes on."""
+    users = chance.sample(sorted(LIMITS), chance.randint(2, 3))
+    comings = [Guest(2.0 + place, uid, chance.uniform(20, 50)) for place, uid in enumerate(users)]
+    at = chance.uniform(10, 30)
+    faults = Fault(at, "agent", "drain"), Fault(at + chance.uniform(8, 25), "agent", "resume")
+    pause = '[switch]\naction = "pause"\nslice = "4s"\nafter = "1h"\n'
+    return Day(seed, "shared", tuple(comings), faults, LIMITS, name="standing", more=pause, quiet=True, calm=0.0,
+               overlap=60.0, preempt=chance.choice((0.0, 0.02)), until=400.0)  # fmt: skip
 
 
-def draw(seed: int) -> Day:
-    name = sorted(DAYS)[seed % len(DAYS)]
-    if name == "shares" and seed // len(DAYS) % 4:  # it takes as long as several others
+DAYS = {"orders": orders, "ailing": ailing, "shares": shares, "batch": batch, "flood": flooded, "standing": standing}
+
+
+def draw(seed: int, days: tuple[str, ...] = tuple(DAYS)) -> Day:
+    name = sorted(days)[seed % len(days)]
+    if name == "shares" and len(days) > 1 and seed // len(days) % 4:  # it takes as long as several others
         name = "orders"
     return DAYS[name](random.Random(f"{name} {seed}"), seed)
+
+
+if __name__ == "__main__":
+    sys.exit(trouble.main(tuple(DAYS), draw, Administered))  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.world import executed, mutator
+from tests.world import administrator, executed, mutator, trouble
 
 ROOT = Path(__file__).parents[2]
 MISTAKES = Path(__file__).parent / "mistakes"
@@ -73,10 +73,16 @@ def copy(where: Path) -> Path:
     return tree
 
 
-WORLDS = ("tests.world", "tests.world.trouble")
+WORLDS = ("tests.world", "tests.world.trouble", "tests.world.administrator")
 """The worlds, each for a part of the time."""
 days: list[str] = []
 """Of trouble: these only; empty: all."""
+
+
+def fitting() -> tuple[str, ...]:
+    """The worlds that have the days that are played."""
+    where = {WORLDS[1]: trouble.DAYS, WORLDS[2]: administrator.DAYS}
+    return tuple(world for world, names in where.items() if set(days) & set(names)) or WORLDS
 
 
 AT_A_TIME = 13
@@ -117,7 +123,7 @@ def _spent() -> float:
 
 
 def _world(tree: Path, world: str, words: list[str]) -> subprocess.CompletedProcess[str]:
-    words = [*words, *(word for day in days if world == WORLDS[1] for word in ("--day", day))]
+    words = [*words, *(word for day in days if world in WORLDS[1:] for word in ("--day", day))]
     return subprocess.run([sys.executable, "-m", world, *words], cwd=tree, capture_output=True, text=True, check=False)
 
 
@@ -157,7 +163,7 @@ def main() -> int:
     words.add_argument("--quick", action="store_true", help="without those tests")
     asked = words.parse_args()
     days.extend(asked.day)
-    worlds = asked.world or (WORLDS[1:] if days else WORLDS)
+    worlds = asked.world or fitting()
     found: list[bool] = []
 
     def row(name: str, result: Result) -> None:
@@ -190,7 +196,7 @@ def main() -> int:
                     row(patch.stem, Result(False, "0 seeds", 0.0, f"does not apply: {why_not}"))
                 else:
                     days[:] = asked.day or ([best] if (best := day(patch)) else [])
-                    fit = asked.world or (WORLDS[1:] if days else WORLDS)
+                    fit = asked.world or fitting()
                     result = tests(tree) if asked.tests else play(tree, asked.seeds, asked.seconds, asked.first, fit)
                     row(patch.stem, result)
                 shutil.rmtree(tree)

@@ -28,6 +28,8 @@ class Loop(asyncio.AbstractEventLoop, Body):
         """Files that may have something for us."""
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._handler: Callable[[Any, dict[str, Any]], object] | None = None
+        self.turns = 0
+        """In which it made no system call."""
         process.body = self
 
     # --- what the kernel calls
@@ -35,6 +37,7 @@ class Loop(asyncio.AbstractEventLoop, Body):
     def run(self) -> None:
         """One turn: what is there, what is due, what was ready before."""
         kernel, process = self.kernel, self.process
+        calls = process.calls
         before = events._get_running_loop()
         events._set_running_loop(self)
         try:
@@ -64,6 +67,7 @@ class Loop(asyncio.AbstractEventLoop, Body):
                     return
         finally:
             events._set_running_loop(before)
+        self.turns += process.calls == calls
         if self._ready:
             process.wake()
             return

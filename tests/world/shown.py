@@ -115,6 +115,8 @@ class Shown:
         control = status["control"]
         if control is not None and control["pid"] not in {one.pid for one in world.who("daemon")}:
             yield "control daemon", control["pid"], "has ended"
+        if control is not None and world.plan.way != "apart" and not status["gate"]["handshake"]:
+            yield "control daemon", control["pid"], "runs, and the gate has not heard its greeting"
         gate = world.gate
         if gate is not None and gate.process.alive and status["gate"]["pid"] != gate.process.pid:
             yield "the gate is", gate.process.pid, "and not", status["gate"]["pid"]
@@ -159,6 +161,8 @@ class Shown:
             uid, reason = row["uid"], row["reason"]
             if not row["why"]:
                 yield "user", uid, "waits, and is not told why"
+            elif reason == "turn" and row["turn_seconds"] is None and getattr(plan, "name", "") == "ends":
+                yield "user", uid, "waits for a turn that the policy ends, and is not told when"
             elif not could.get(reason, True):
                 yield "user", uid, "is told", reason, "which cannot be:", row["why"]
             elif world.drained is not None and reason not in ("drain", "handover", "paused", "control", "gate"):

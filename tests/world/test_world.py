@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from mpsagent.agent.host import Agent
 from tests.world import doors, many, test_tenth
 from tests.world.heart import BEGIN, calm, enumerate_all
 from tests.world.plans import LIMITS, WAYS, draw, fails
@@ -167,3 +168,11 @@ def test_the_agent_holds_no_process_of_those_who_were_refused(monkeypatch: pytes
     monkeypatch.setattr(test_tenth, "BEFORE", 1.0)
     monkeypatch.setattr(test_tenth, "MEASURED", 2.0)
     test_tenth.played("own", test_tenth.ATTACKS["processes of a user who is denied"])
+
+
+def test_an_agent_that_looks_again_without_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    wake_at = Agent._wake_at
+    monkeypatch.setattr(Agent, "_wake_at", lambda self, _: wake_at(self, self.clock.now()))
+    found = fails(calm("one client", "shared"))
+    assert found is not None
+    assert "in a second for nothing" in found[0]

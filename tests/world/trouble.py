@@ -789,6 +789,7 @@ DAYS: Mapping[str, Callable[[random.Random, int], Day]] = {
     "bounded": bounded,
 }  # fmt: skip
 _DAYS = tuple(DAYS)
+Draws = Callable[[int, tuple[str, ...]], Day]
 
 
 def draw(seed: int, days: tuple[str, ...] = _DAYS) -> Day:
@@ -798,8 +799,8 @@ def draw(seed: int, days: tuple[str, ...] = _DAYS) -> Day:
     return DAYS[name](chance, seed)
 
 
-def fails(day: Day) -> tuple[str, Troubled] | None:
-    world = Troubled(day)
+def fails(day: Day, make: Callable[[Day], Troubled] | None = None) -> tuple[str, Troubled] | None:
+    world = (make or Troubled)(day)
     try:
         world.play()
     except Broken as broken:
@@ -807,31 +808,32 @@ def fails(day: Day) -> tuple[str, Troubled] | None:
     return None
 
 
-def played(first: int, seeds: int, seconds: float, days: tuple[str, ...]) -> Iterator[tuple[int, Day, Any, float]]:
+def played(first: int, seeds: int, seconds: float, days: tuple[str, ...], draws: Draws = draw,
+           make: Callable[[Day], Troubled] | None = None) -> Iterator[tuple[int, Day, Any, float]]:  # fmt: skip
     begun = time.monotonic()
     for seed in range(first, first + seeds):
         if time.monotonic() - begun > seconds:
             return
-        day = draw(seed, days)
-        found = fails(day)
+        day = draws(seed, days)
+        found = fails(day, make)
         yield seed, day, found, 0.0 if found is None else found[1].kernel.now - BOOT
 
 
-def main() -> int:
+def main(names: tuple[str, ...] = _DAYS, draws: Draws = draw, make: Callable[[Day], Troubled] | None = None) -> int:
     words = argparse.ArgumentParser("tests.world.trouble", description=__doc__)
     words.add_argument("--seed", type=int)
     words.add_argument("--first", type=int, default=1)
     words.add_argument("--seeds", type=int, default=1_000_000)
     words.add_argument("--seconds", type=float, default=60.0)
-    words.add_argument("--day", choices=_DAYS, action="append")
+    words.add_argument("--day", choices=names, action="append")
     words.add_argument("--go-on", action="store_true")
     words.add_argument("--no-shrink", action="store_true")
     asked = words.parse_args()
-    days = tuple(asked.day or _DAYS)
+    days = tuple(asked.day or names)
     if asked.seed is not None:
         asked.first, asked.seeds, asked.go_on = asked.seed, 1, False
     begun, count, failed = time.monotonic(), 0, 0
-    for seed, day, found, _ in played(asked.first, asked.seeds, asked.seconds, days):
+    for seed, day, found, _ in played(asked.first, asked.seeds, asked.seconds, days, draws, make):
         count += 1
         if found is not None:
             failed += 1

@@ -537,6 +537,7 @@ class World:
         while self.kernel.now < until:
             self.kernel.run(min(until, self.kernel.now + LOOK))
             self.judges.look()
+            self.judges.work()
             self.sees.look()
             if self.mistakes:
                 self.judges.fail(f"an error of the product's own: {self.mistakes[0]}")
