@@ -161,11 +161,11 @@ class Core:
         return told
 
     def _follow_lanes(self) -> None:
-        """A lane that is new remembers nothing, one that has gone is forgotten."""
+        """A lane that is new remembers what its user was told before, one that has gone is forgotten."""
         known = self.memories.lanes
         gone = [one.admission.number for lane, one in known.items() if lane not in self.state.lanes]
         self._number = max([self._number, *gone])
-        fresh = OfLane(admission=admission.Memory(self._number))
+        fresh = OfLane(admission=admission.Memory(self._number), notices=known[None].notices)
         self.memories = replace(self.memories, lanes={lane: known.get(lane, fresh) for lane in self.state.lanes})
         self._settled = {lane: one for lane, one in self._settled.items() if lane in self.state.lanes}
         self._retry = {one: at for one, at in self._retry.items() if one[1] == "all" or one[1] in self.state.lanes}

@@ -33,6 +33,24 @@ def test_who_waits_is_told_once_and_again_when_served_and_who_has_to_go_before()
     assert told(stage)[2][1].startswith("has the GPU now, after ")
 
 
+def test_who_waited_for_a_control_daemon_of_his_own_is_told_when_it_serves_him() -> None:
+    apart = '[instance.gpu]\nsharing = "apart"\napart_users = 1\n'
+    stage = Stage(TELLS + apart, together=True)
+    stage.start_agent()
+    stage.run(1)
+    alice = stage.client(ALICE)
+    stage.run(1)
+    bob = stage.client(BOB)
+    stage.run(20)
+    stage.ends(alice)
+    stage.run(5)
+    assert stage.working(bob)
+    assert [(pid, text.partition(",")[0]) for pid, text in told(stage)] == [
+        (bob.pid, "waits for the GPU: no more users may have a control daemon of their own (apart_users = 1)"),
+        (bob.pid, "has the GPU now"),
+    ]
+
+
 def test_without_the_key_nobody_is_told() -> None:
     stage = Stage(POLICY).up()
     stage.client(ALICE)
