@@ -71,7 +71,19 @@ class Changing(Asking):
     asked = "set_default_active_thread_percentage 100"
 
 
-trouble.PEOPLE = {**trouble.PEOPLE, "asking": Asking, "changing": Changing}
+class Impatient(Client):
+    """Leaves when it has waited for as long as it wants to work."""
+
+    def run(self) -> Steps:
+        self.kernel.after(self.life.work, self.leave)
+        return (yield from super().run())
+
+    def leave(self) -> None:
+        if self.life.waits:
+            self.kernel.signal(self.process, 9)
+
+
+trouble.PEOPLE = {**trouble.PEOPLE, "asking": Asking, "changing": Changing, "impatient": Impatient}
 trouble.HOSTILE = trouble.HOSTILE | {"asking", "changing"}
 
 
@@ -410,7 +422,25 @@ def standing(chance: random.Random, seed: int) -> Day:
                overlap=60.0, preempt=chance.choice((0.0, 0.02)), until=400.0)  # fmt: skip
 
 
-DAYS = {"orders": orders, "ailing": ailing, "shares": shares, "batch": batch, "flood": flooded, "standing": standing}
+def recalled(chance: random.Random, seed: int) -> Day:
+    """Who waits leaves while the others are being paused, which a hand-over holds up; then another one comes."""
+    first, leaves, last = chance.sample(sorted(LIMITS), 3)
+    comings = [Guest(2.0, first, 80.0), Guest(4.0, leaves, chance.uniform(2.5, 5.5), 1, "impatient"),
+               Guest(chance.uniform(5.0, 5.9), first, 5.0, 1, "liar"), Guest(20.0, last, 1.0)]  # fmt: skip
+    pause = '[switch]\naction = "pause"\nslice = "4s"\nafter = "1h"\n'
+    return Day(seed, "shared", tuple(comings), (), LIMITS, name="recalled", more=pause, quiet=True, calm=0.0,
+               waits=15.0, overlap=8.0, preempt=chance.choice((0.0, 0.02)), until=400.0)  # fmt: skip
+
+
+DAYS = {
+    "orders": orders,
+    "ailing": ailing,
+    "shares": shares,
+    "batch": batch,
+    "flood": flooded,
+    "standing": standing,
+    "recalled": recalled,
+}
 
 
 def draw(seed: int, days: tuple[str, ...] = tuple(DAYS)) -> Day:
