@@ -191,28 +191,21 @@ def _types(kind: type | tuple[type, ...]) -> tuple[type, ...]:
     return kind if isinstance(kind, tuple) else (kind,)
 
 
-def _terminate(takes: Acting, body: Json, by: int) -> Coroutine[Any, Any, Json]:
-    now, dry_run = bool(body.get("now")), bool(body.get("dry_run"))
-    return takes.terminate(body["pid"], now=now, dry_run=dry_run, by=by)
-
-
-def _terminate_each(takes: Acting, body: Json, by: int) -> Coroutine[Any, Any, Json]:
-    now, dry_run = bool(body.get("now")), bool(body.get("dry_run"))
-    return takes.terminate_each(body["those"], now=now, dry_run=dry_run, by=by)
-
-
-def _restart(takes: Acting, body: Json, by: int) -> Coroutine[Any, Any, Json]:
-    return takes.restart(_seconds(body), by, body.get("instance"), dry_run=bool(body.get("dry_run")))
+def _given(body: Json, *keys: str) -> dict[str, bool]:
+    return {key: bool(body.get(key)) for key in keys}
 
 
 ORDERS: dict[str, tuple[str, _Keys, Callable[[Acting, Json, int], Coroutine[Any, Any, Json]]]] = {
-    "terminate": ("end client {pid}", {**_PID, "now": bool, "dry_run": bool}, _terminate),
+    "terminate": ("end client {pid}", {**_PID, "now": bool, "dry_run": bool}, lambda takes, body, by:
+                  takes.terminate(body["pid"], by=by, **_given(body, "now", "dry_run"))),
     "terminate-each": ("end clients", {"job": str, "cgroup": str, "mine": bool, "below": bool, "now": bool,
-                                       "dry_run": bool}, _terminate_each),
+                                       "dry_run": bool}, lambda takes, body, by:
+                       takes.terminate_each(body["those"], by=by, **_given(body, "now", "dry_run"))),
     "drain": ("drain", {**_TIMEOUT, **_INSTANCE},
               lambda takes, body, by: takes.drain(_seconds(body), by, body.get("instance"))),
     "resume": ("resume", _INSTANCE, lambda takes, body, by: takes.resume(by, body.get("instance"))),
-    "restart": ("restart MPS", {**_TIMEOUT, **_INSTANCE, "dry_run": bool}, _restart),
+    "restart": ("restart MPS", {**_TIMEOUT, **_INSTANCE, "dry_run": bool}, lambda takes, body, by:
+                takes.restart(_seconds(body), by, body.get("instance"), **_given(body, "dry_run"))),
     "reload": ("reload the policy", {}, lambda takes, body, by: takes.reload(by)),
     "diff": ("compare the policy files, which it may not be able to read", {},
              lambda takes, body, by: takes.policy_diff()),

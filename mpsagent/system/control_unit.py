@@ -163,12 +163,11 @@ class ControlUnit(ControlSupervisor):
 
     async def _main_process(self, state: UnitState, how: str) -> Running | Problem:
         """systemd guesses the main process; where it could not, the daemon is searched for."""
-        found: Running | Problem | None = None
         if state.main_pid:
             found = await prove(state.main_pid, self.pipe_directory, how, self.program)
-        if found is None or (isinstance(found, Problem) and found.kind is ProblemKind.ABSENT):
-            found = await search(self.pipe_directory, self.program, how)
-        return found
+            if isinstance(found, Running) or found.kind is not ProblemKind.ABSENT:
+                return found
+        return await search(self.pipe_directory, self.program, how)
 
     def _not_started(self, path: str, state: UnitState, multiuser: bool) -> Problem:
         # The last words are in the journal. Status 1 with the option: drivers before 580 do not know it.

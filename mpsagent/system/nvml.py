@@ -159,12 +159,9 @@ class Nvml:
         async with self._one:
             self._rest(None)
             try:
-                for last in (False, True):
-                    answer = await self._ask_once(question, deadline)
-                    if answer is not None:
+                for _ in range(2):
+                    if (answer := await self._ask_once(question, deadline)) is not None:
                         return answer
-                    if last:
-                        break
                 return "NVML could not be asked: its helper ended twice without an answer"
             finally:
                 self._rest(None if self._closed else IDLE)
