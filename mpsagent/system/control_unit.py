@@ -157,8 +157,12 @@ class ControlUnit(ControlSupervisor):
         return self.hold(found) if isinstance(found, Running) else found
 
     async def forget(self) -> None:
-        """A unit whose daemon was killed is a failed one, until it is told that this does not matter any more."""
-        with suppress(TimeoutError):
+        """Waits for the end of its unit, which reads the environment file again after its daemon's. One whose daemon
+        was killed has failed, until it is told that this does not matter any more."""
+        with suppress(Exception):  # systemd in difficulty
+            async with asyncio.timeout(START_DEADLINE):
+                while (await self._settled()).active not in ("inactive", "failed"):
+                    await asyncio.sleep(STEP)
             await in_thread(self._systemd.forget_failure, self.unit, deadline=CALL_DEADLINE)
 
     async def _main_process(self, state: UnitState, how: str) -> Running | Problem:

@@ -56,6 +56,9 @@ class Systemd:
             return UnitState("loaded", "failed", 0, "signal")
         return UnitState("loaded", "active", self.child.pid if self.guesses else 0, "success")
 
+    def forget_failure(self, unit: str) -> None:
+        self.calls.append(f"forget {unit} with {len(self.states)} states before it")
+
 
 @pytest.fixture
 def pipe(tmp_path: Path) -> str:
@@ -241,3 +244,12 @@ async def test_a_killed_daemon_is_noticed(systemd: Systemd, pipe: str) -> None:
     os.kill(running.pid, signal.SIGKILL)
     await until(lambda: gone == [running.pid])
     assert control.running is None
+
+
+async def test_nothing_is_taken_from_a_unit_before_it_has_ended(systemd: Systemd, pipe: str) -> None:
+    """What it runs at its end reads the environment file: without it the compute mode was not given back, and the unit
+    had failed."""
+    states = [("active", False), ("deactivating", False), ("deactivating", True), ("failed", False)]
+    systemd.states = [UnitState("loaded", active, 0, "success", job=job) for active, job in states]
+    await unit(systemd, pipe, []).forget()
+    assert systemd.calls == ["forget mpsagent-control@gpu0.service with 0 states before it"]
