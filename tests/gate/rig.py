@@ -160,6 +160,10 @@ def one():
     server = socket.socket(fileno=fds[0])
     if mode == "stop": os.kill(os.getpid(), signal.SIGSTOP)
     if mode == "leave": return say("left")
+    if mode in ("lie", "lie and die"):
+        s.send(bytes(4))
+        if mode == "lie": return server
+        os.kill(os.getpid(), signal.SIGKILL)
     while (word := server.recvmsg(64, 64)[0]) != b"\0": assert word
     for word in (b"OUTBCRED\0", bytes(4), b"\xff\0\0\0"):
         server.sendmsg([word], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, who)])

@@ -25,7 +25,7 @@ from mpsagent.wire.link import (
     Synced,
     User,
 )
-from tests.gate.rig import A, B, C, Rig, admissions, everybody, introduce, limits, raw, wait_for
+from tests.gate.rig import A, B, C, Lines, Rig, admissions, everybody, introduce, limits, raw, wait_for
 
 pytestmark = pytest.mark.root
 
@@ -89,6 +89,69 @@ def test_a_process_that_came_through_another_counts_until_it_ends(rig: Rig) -> N
     assert not new.saw("served")
     hidden.end()
     new.served()
+
+
+def test_a_client_that_is_stopped_with_its_descriptor_is_waited_for(rig: Rig) -> None:
+    """MPS answers nothing until it has met its server (measured on an H100): to go on would be of no use. An agent that
+    comes in the middle hears of it, so that it can resume or kill it."""
+    daemon, agent = rig.start(admissions(User(A, "all", limits(30))))
+    waiting = rig.waiting_client(B)
+    agent.wait(Knock, pid=waiting.pid)
+    stopped = rig.client(A, "stop")
+    wait_for(lambda: daemon.saw("gave", uid=A))
+    agent.say(admissions(others=everybody()))
+    time.sleep(0.3)
+    assert not agent.all(Passed)
+    agent = rig.agent()
+    assert agent.wait(Handing).pid == stopped.pid
+    assert len(daemon.saw("gave")) == 1
+    stopped.stopped()
+    os.kill(stopped.pid, signal.SIGCONT)
+    stopped.served()
+    waiting.served()
+    passed = agent.wait(Passed, pid=stopped.pid)
+    assert (passed.acknowledged, passed.status) == (True, 0)
+    assert len(daemon.saw("acknowledged")) >= 1
+
+
+def rescued(rig: Rig, daemon: Lines) -> None:
+    """The gate has said the rest to the server of A's client, and B's works on."""
+    assert [(one["pid"], one["well"]) for one in daemon.saw("met", uid=A)] == [(rig.gate_pid(), True)]
+    assert not daemon.saw("stuck")
+    assert not daemon.saw("gone", uid=B)
+
+
+def test_a_client_that_says_it_has_met_its_server_and_has_not_holds_others_up_once(rig: Rig) -> None:
+    """It lives and says nothing to its server, which answers nobody (recording 12, H2): the gate says the rest."""
+    daemon, agent = rig.start(admissions(others=everybody()))
+    neighbour = rig.client(B)
+    neighbour.served()
+    liar = rig.client(A, "lie")
+    again = rig.client(A, "lie")
+    other = rig.waiting_client(B)
+    other.served()
+    failed = agent.wait(Failed, uid=A)
+    assert failed.lost
+    assert "says that it has met its server" in failed.why
+    assert failed.pid in (liar.pid, again.pid)
+    assert not agent.wait(Passed, uid=A).acknowledged
+    for _ in range(3):
+        rig.client(B).served()
+    assert len(daemon.saw("gave", uid=A)) == 1, "the user's next one comes behind all others"
+    rescued(rig, daemon)
+
+
+def test_a_client_that_says_so_and_ends_is_not_waited_for(rig: Rig) -> None:
+    """It cannot meet its server any more (make hostile: 5 s for each, as for one that lives)."""
+    daemon, agent = rig.start(admissions(others=everybody()))
+    neighbour = rig.client(B)
+    neighbour.served()
+    liar = rig.client(A, "lie and die")
+    failed = agent.wait(Failed, pid=liar.pid)
+    assert failed.lost
+    assert "has ended without" in failed.why
+    rig.client(B).served()
+    rescued(rig, daemon)
 
 
 def test_a_client_that_leaves_with_its_descriptor_and_lives_counts_until_it_ends(rig: Rig) -> None:
