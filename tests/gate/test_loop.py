@@ -207,6 +207,18 @@ def test_a_hand_over_that_is_not_allowed_any_more_is_withdrawn(rig: Rig) -> None
     client.served()
 
 
+def test_a_table_that_shuts_out_who_has_the_descriptor_is_in_force_behind_that_hand_over(rig: Rig) -> None:
+    """Else two users could be at work at once."""
+    _, agent = rig.start(admissions(others=everybody()))
+    client = rig.client(A, "stop")
+    client.stopped()
+    agent.say(admissions(open=False, number=7))
+    agent.wait(Knock, pid=rig.waiting_client(B).pid)  # so long that the gate has the table
+    os.kill(client.pid, signal.SIGCONT)
+    applied = agent.wait(Applied, number=7)
+    assert agent.heard.index(agent.wait(Passed, pid=client.pid)) < agent.heard.index(applied)
+
+
 def test_a_release_that_crosses_a_hand_over_does_not_make_room_for_another_process(rig: Rig) -> None:
     """The process has left its server, the agent says so, and its next context is on its way meanwhile."""
     daemon, agent = rig.start(admissions(User(A, "all", limits(30), max_clients=1)))
