@@ -228,7 +228,7 @@ class Agent(Recorder):
             self.lanes[uid] = lane
             self._changed()
             await self._begin(lane, inp.LaneOpened(self.clock.now(), uid))
-        except BaseException:
+        except (Exception, asyncio.CancelledError):  # not GeneratorExit: nothing can be awaited then
             self.lanes.pop(uid, None)
             self.absorb([inp.LaneClosed(self.clock.now(), uid)])
             await lane.end()

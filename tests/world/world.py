@@ -551,6 +551,7 @@ class World:
 
     def play(self) -> None:
         """Raises Broken."""
+        asyncio.set_event_loop(None)  # else a world would be another one where no loop has run before
         kernel = self.kernel
         for path in (RUN, STATE, "/etc/mpsagent", LOGS, f"{RUN}/instances"):
             if path not in kernel.nodes:
