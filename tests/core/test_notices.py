@@ -33,7 +33,7 @@ def test_who_waits_is_told_once_and_again_when_served_and_who_has_to_go_before()
     assert told(stage)[2][1].startswith("has the GPU now, after ")
 
 
-def test_who_waited_for_a_control_daemon_of_his_own_is_told_when_it_serves_him() -> None:
+def test_who_waited_for_a_place_apart_is_told_when_it_has_the_gpu() -> None:
     apart = '[instance.gpu]\nsharing = "apart"\napart_users = 1\n'
     stage = Stage(TELLS + apart, together=True)
     stage.start_agent()
