@@ -376,6 +376,14 @@ def test_every_verb_has_an_example_and_the_manuals_are_right() -> None:
     assert [f"{one}: {said}" for one in commands if (said := complaint(one))] == []
 
 
+def test_every_reason_to_wait_stands_in_the_api() -> None:
+    """Programs compare the word: one that no page names is met in the night."""
+    text = (ROOT / "docs/api.md").read_text(encoding="utf-8").partition("| `reason` |")[2].partition("\n\n")[0]
+    said = {word for row in re.findall(r"^\| ([^|]*) \|", text, re.MULTILINE) for word in re.findall(r"`(\w+)`", row)}
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "mpsagent/core").glob("*.py"))
+    assert said == set(re.findall(r'\bReason\(\s*"(\w+)"', code))
+
+
 def test_every_label_of_a_metric_has_an_example() -> None:
     text = (ROOT / "docs/api.md").read_text(encoding="utf-8")
     named = {label for group in re.findall(r"mpsagent_\w+\{([\w,]+)\}", text) for label in group.split(",")}
