@@ -28,7 +28,8 @@ from tests.nvidia import page
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 # Transcripts' sections and scenarios, as comments and pages name them: "recording 02, R3", "X13".
-_SECTION = re.compile(r"\brecordings? (0\d), ([A-Z]\d+)\b")
+_SECTION = re.compile(r"\brecordings? (\d\d), ([A-Z]\d+)\b")
+_RECORDING = re.compile(r"\brecordings? (\d\d)\b")
 _TEST = re.compile(r"\b((?:tests|campaigns)/[\w/]+\.py)::(\w+)")
 _SCENARIO = re.compile(r"\bX\d+\b")
 _FENCED = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -134,12 +135,14 @@ def _defines(path: Path, name: str) -> bool:
 
 def test_every_measurement_that_is_named_exists() -> None:
     """A decision that names its measurement is worth nothing if that cannot be looked up."""
+    known = {name[:2] for name in recordings.names()}
     sections = {(name[:2], key) for name in recordings.names() for key in recordings.sections(name)}
     scenarios = set(_SCENARIO.findall("".join(p.read_text() for p in (ROOT / "tests" / "conformance").glob("*.py"))))
     wrong = []
     for path in [*PAGES, *(ROOT / "mpsagent").rglob("*.py")]:
         text = " ".join(path.read_text(encoding="utf-8").split()).replace(" # ", " ")
         wrong += [(path.name, found) for found in _SECTION.findall(text) if found not in sections]
+        wrong += [(path.name, found) for found in _RECORDING.findall(text) if found not in known]
         if path.suffix == ".md" or "conformance scenario" in text:
             wrong += [(path.name, found) for found in _SCENARIO.findall(text) if found not in scenarios]
     assert not wrong
