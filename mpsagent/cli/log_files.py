@@ -53,17 +53,15 @@ def _read(file: BinaryIO, source: Source, zone: tzinfo | None, steps: list[float
     yield from forwards(parser.close())
 
 
-def lines_of(
-    control: Path | None, server: Path | None, both: Path | None = None, zone: tzinfo | None = None
-) -> Iterator[Line]:
+def lines_of(control: Path | None, server: Path | None, both: Path | None = None) -> Iterator[Line]:
     """Those of two log files, either may be missing; or those of ``both`` in one, as a daemon in the foreground prints
     them. Raises OSError."""
     if both is not None:
         with _opened(both) as file:
-            yield from _read(file, "merged", zone, [])
+            yield from _read(file, "merged", None, [])
         return
     with _opened(control) as control_file, _opened(server) as server_file:
-        yield from merged(control_file, server_file, zone)
+        yield from merged(control_file, server_file)
 
 
 def _opened(path: Path | None) -> BinaryIO:

@@ -6,14 +6,14 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, tzinfo
+from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
 
 from mpsagent.api.views import session as session_json
-from mpsagent.cli import ask, options, report, timeline, wording
+from mpsagent.cli import ask, options, report, timeline, timeline_rows, wording
 from mpsagent.cli.ask import USAGE, Json
 from mpsagent.core.sessions import Session
 from mpsagent.mps.limits import Device
@@ -34,7 +34,6 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--control", type=_file, help="A control.log.")
 @click.option("--server", type=_file, help="The server.log of it.")
 @click.option("--both", type=_file, help="What a control daemon in the foreground (-f) printed: both logs in one.")
-@click.option("--zone", metavar="ZONE", help="Time zone of the logs, like Europe/Berlin (this machine's).")
 @click.option("--since", callback=options.moment, default="1d", show_default=True, metavar="TIME",
               help="Of the history, where no log is given.")  # fmt: skip
 @click.option("--until", callback=options.moment, metavar="TIME", help="Before this time; now.")
@@ -45,22 +44,23 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 @timeline.pictures
 @click.pass_obj
 def replay(
-    path: str, control: Path | None, server: Path | None, both: Path | None, zone: str | None, since: float,
-    until: float | None, files: tuple[Path, ...], instance: str | None, gpu: str, svg: Path | None, as_json: bool,
+    path: str, control: Path | None, server: Path | None, both: Path | None, since: float, until: float | None,
+    files: tuple[Path, ...], instance: str | None, gpu: str, svg: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Who was served when, who waited, what ended how.
 
     By MPS's own logs, which needs no agent; or, with --policy, by the history. With --policy FILE: what would have been
     under that policy. Each client comes when it came and works as long as it did; agent and gate decide.
+    Logs have local time: TZ=Europe/Berlin says of where.
     """
     from_log = control is not None or server is not None
     if from_log + (both is not None) != 1 and (from_log or not files):
         raise click.UsageError("give --control FILE and --server FILE, one of them, or --both FILE")
     try:
-        there, policy = _zone(zone), _policy(files, instance) if files else None
+        policy = _policy(files, instance) if files else None
         devices = _devices(gpu, max(1, len(policy.devices)) if policy is not None else 1)
         if from_log or both is not None:
-            body, rows, last = _of_logs(control, server, both, there)
+            body, rows, last = _of_logs(control, server, both)
         else:
             body, rows, last = _of_history(path, since, until, instance)
         users = {one.uid: identity_of(one.uid) for one in rows if one.uid is not None}
@@ -80,30 +80,29 @@ def replay(
         json.dump(body, sys.stdout, indent=1)
         print()
         return
-    picture = timeline.of_sessions(drawn["sessions"], min((one.came for one in rows), default=last), last, there)
+    start = min((one.came for one in rows), default=last)
+    picture = timeline_rows.picture(drawn["sessions"], (), start, last, timeline.clock)
     if svg is not None:
-        timeline.draw(picture, svg, as_json, there)
+        timeline.draw(picture, svg, as_json)
         return
     width = ask.width()
     click.echo("\n".join(report.table(body["report"], width)))
     if drawn is not body:
         shown = f"With {', '.join(map(wording.safe, files))}:"
         click.echo("\n".join(["", shown, *report.table(drawn["report"], width)]))
-    click.echo("\n".join(["", *timeline.page(picture, there, width)]))
+    click.echo("\n".join(["", *timeline.page(picture, width)]))
     if not body["clients_named"]:
         click.echo(f"\n{UNNAMED}")
     if body["unknown_lines"]:
         click.echo(f"\n{wording.many(body['unknown_lines'], 'line')} not understood")
 
 
-def _of_logs(
-    control: Path | None, server: Path | None, both: Path | None, zone: tzinfo | None
-) -> tuple[Json, list[Session], float]:
+def _of_logs(control: Path | None, server: Path | None, both: Path | None) -> tuple[Json, list[Session], float]:
     from mpsagent.cli.log_files import lines_of
     from mpsagent.cli.logged import Logged
 
     found = Logged()
-    for line in lines_of(control, server, both, zone):
+    for line in lines_of(control, server, both):
         found.feed(line)
     rows = found.finish()
     return {"unknown_lines": found.unknown_lines, "clients_named": not found.unnamed}, rows, found.last
@@ -160,16 +159,6 @@ def _sums(rows: Sequence[Session], last: float, names: Mapping[int, str | None])
         sums = database.report(path, first, end, "uid", last)
     return {"by": "user", "first": first, "last": end,
             "rows": [{**row, "user": names.get(int(str(row["uid"])))} for row in sums]}  # fmt: skip
-
-
-def _zone(name: str | None) -> tzinfo | None:
-    """Raises ValueError for a name that is none."""
-    from zoneinfo import ZoneInfo
-
-    try:
-        return None if name is None else UTC if name.upper() == "UTC" else ZoneInfo(name)
-    except (KeyError, OSError, ValueError) as error:
-        raise ValueError(f"{name} is not a time zone; write it like Europe/Berlin or UTC") from error
 
 
 def _policy(files: tuple[Path, ...], instance: str | None) -> Policy:

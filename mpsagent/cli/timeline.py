@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields
-from datetime import datetime, tzinfo
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,22 +49,16 @@ def timeline(path: str, since: float, until: float | None, svg: Path | None, as_
         raise click.UsageError("--since is not before --until")
     sessions = Reader(path, "sessions", since, until)
     events = Reader(path, "events", since, until, timeline_rows.KINDS)
-    picture = timeline_rows.picture(sessions.rows(), events.rows(), since, end, clock())
+    picture = timeline_rows.picture(sessions.rows(), events.rows(), since, end, clock)
     note = sessions.note or events.note
     if svg is None and not as_json:
-        click.echo("\n".join(page(picture, None, ask.width())))
-    draw(picture, svg, as_json, None)
+        click.echo("\n".join(page(picture, ask.width())))
+    draw(picture, svg, as_json)
     if note:
         click.echo(f"mpsagent-cli: {note}", err=True)
 
 
-def of_sessions(sessions: Iterable[Json], since: float, until: float, zone: tzinfo | None) -> Picture:
-    from mpsagent.cli import timeline_rows
-
-    return timeline_rows.picture(sessions, (), since, until, clock(zone))
-
-
-def page(picture: Picture, zone: tzinfo | None, width: int) -> list[str]:
+def page(picture: Picture, width: int) -> list[str]:
     """A line for each entry of a user."""
     from mpsagent.cli import tables, timeline_svg, wording
 
@@ -73,18 +67,18 @@ def page(picture: Picture, zone: tzinfo | None, width: int) -> list[str]:
         for row in timeline_svg.rows(picture) for one in row.entries if one.kind != "alone"  # that one says itself
     )  # fmt: skip
     told = ((at, text if text.startswith(who) else f"{who}: {text}") for at, who, text in found)
-    rows = [[clock(zone)(at), wording.safe(text, 1000)] for at, text in told]
+    rows = [[clock(at), wording.safe(text, 1000)] for at, text in told]
     return tables.table(["AT", "WHAT"], rows, width, below=True) if rows else ["no user had a GPU"]
 
 
-def draw(picture: Picture, svg: Path | None, as_json: bool, zone: tzinfo | None) -> None:
+def draw(picture: Picture, svg: Path | None, as_json: bool) -> None:
     from mpsagent.cli import timeline_svg
 
-    there = datetime.fromtimestamp(picture.start, zone).astimezone(zone)
+    there = datetime.fromtimestamp(picture.start).astimezone()
     offset = there.utcoffset()
     assert offset is not None
     if svg is not None:
-        _write(svg, timeline_svg.svg(picture, clock(zone), there.strftime("%Z (UTC%z)"), offset.total_seconds()))
+        _write(svg, timeline_svg.svg(picture, clock, there.strftime("%Z (UTC%z)"), offset.total_seconds()))
     if as_json:
         click.echo(json.dumps(picture, default=_parts))
 
@@ -112,9 +106,9 @@ def _parts(one: Any) -> Json:
     return {part.name: getattr(one, part.name) for part in fields(one)}
 
 
-def clock(zone: tzinfo | None = None) -> Callable[[float], str]:
-    """A time as people of this zone read it; None: this machine's."""
-    return lambda at: datetime.fromtimestamp(at, zone).strftime("%Y-%m-%d %H:%M:%S")
+def clock(at: float) -> str:
+    """A time as people here read it."""
+    return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _write(path: Path, text: str) -> None:

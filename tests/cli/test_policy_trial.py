@@ -158,7 +158,7 @@ def test_a_history_of_several_instances_is_of_one_of_them() -> None:
 
 
 def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return program.run(None, *map(str, words))
+    return program.run(None, *map(str, words), TZ="UTC")
 
 
 def test_the_program_says_it_in_both_forms_draws_it_and_refuses_a_bad_policy(tmp_path: Path) -> None:
@@ -172,8 +172,6 @@ def test_the_program_says_it_in_both_forms_draws_it_and_refuses_a_bad_policy(tmp
         tmp_path / "c",
         "--server",
         tmp_path / "s",
-        "--zone",
-        "UTC",
         "--policy",
         policy,
     ]

@@ -283,7 +283,7 @@ def test_the_list_names_whom_a_wait_was_for_and_obeys_no_name(monkeypatch: pytes
     """A wait says who had the GPU meanwhile; a name that a terminal would obey is written out."""
     monkeypatch.setitem(NAMES, 1002, "bob\x1b[2J")
     picture = of([connected(0, 1, 1001), ended(9, 1, 1001, 9.0), connected(10, 2, 1002, waited=8.0)], 20)
-    lines = timeline.page(picture, UTC, 300)
+    lines = timeline.page(picture, 300)
     assert any("bob\\x1b[2J waited" in line and line.endswith("alice had the GPU") for line in lines), lines
     assert "\x1b" not in "".join(lines)
 
