@@ -51,9 +51,6 @@ class Plugin:
         methods: dict[str, tuple[Callable[..., Any], str, str, bool]] = {
             "GetDevicePluginOptions": (self._options, "Empty", "DevicePluginOptions", False),
             "ListAndWatch": (self._list, "Empty", "ListAndWatchResponse", True),
-            "GetPreferredAllocation": (
-                self._preferred, "PreferredAllocationRequest", "PreferredAllocationResponse", False
-            ),
             "Allocate": (self._allocate, "AllocateRequest", "AllocateResponse", False),
             "PreStartContainer": (self._pre_start, "PreStartContainerRequest", "PreStartContainerResponse", False),
         }  # fmt: skip
@@ -83,15 +80,6 @@ class Plugin:
                 word = "Healthy" if healthy else "Unhealthy"
                 devices = [protocol.DEVICE["Device"](ID=name, health=word) for name in self._shares.devices]
                 yield protocol.DEVICE["ListAndWatchResponse"](devices=devices)
-
-    def _preferred(self, request: Any, _context: Any) -> Any:
-        """One share is as good as another."""
-        answer = protocol.DEVICE["PreferredAllocationResponse"]()
-        for one in request.container_requests:
-            must = list(one.must_include_deviceIDs)
-            more = [name for name in one.available_deviceIDs if name not in must]
-            answer.container_responses.add(deviceIDs=(must + more)[: one.allocation_size])
-        return answer
 
     def _allocate(self, request: Any, context: Any) -> Any:
         answer, known = protocol.DEVICE["AllocateResponse"](), set(self._shares.devices)

@@ -18,16 +18,11 @@ POD_RESOURCES = "v1.PodResourcesLister"
 _FIELDS = {
     "v1beta1": {
         "Empty": "",
-        "DevicePluginOptions": "bool pre_start_required = 1; bool get_preferred_allocation_available = 2",
+        "DevicePluginOptions": "bool pre_start_required = 1",
         "RegisterRequest": "string version = 1; string endpoint = 2; string resource_name = 3; "
         "DevicePluginOptions options = 4",
         "Device": "string ID = 1; string health = 2",
         "ListAndWatchResponse": "repeated Device devices = 1",
-        "ContainerPreferredAllocationRequest": "repeated string available_deviceIDs = 1; "
-        "repeated string must_include_deviceIDs = 2; int32 allocation_size = 3",
-        "PreferredAllocationRequest": "repeated ContainerPreferredAllocationRequest container_requests = 1",
-        "ContainerPreferredAllocationResponse": "repeated string deviceIDs = 1",
-        "PreferredAllocationResponse": "repeated ContainerPreferredAllocationResponse container_responses = 1",
         "ContainerAllocateRequest": "repeated string devices_ids = 1",
         "AllocateRequest": "repeated ContainerAllocateRequest container_requests = 1",
         "CDIDevice": "string name = 1",
@@ -45,7 +40,7 @@ _FIELDS = {
     },
 }
 _Field = descriptor_pb2.FieldDescriptorProto
-_SCALARS = {"bool": _Field.TYPE_BOOL, "int32": _Field.TYPE_INT32, "string": _Field.TYPE_STRING}
+_SCALARS = {"bool": _Field.TYPE_BOOL, "string": _Field.TYPE_STRING}
 
 
 def package(name: str, messages: dict[str, str]) -> dict[str, Any]:

@@ -195,7 +195,6 @@ def test_what_the_kubelet_may_ask(node: Node) -> None:
     without an agent gets no new pods."""
     node.ready(1)
     kubelet = node.kubelet
-    assert kubelet.call("prefer", ["share-4", "share-2", "share-7"], ["share-7"], 2) == ["share-7", "share-4"]
     with pytest.raises(Failed, match="there is no share-10"):
         kubelet.call("allocate", ["share-1", "share-10"])
     with pytest.raises(Failed, match="share-1: the kubelet says that 0 pods have them"):

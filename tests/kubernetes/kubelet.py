@@ -130,12 +130,6 @@ class Kubelet:
         request = D["PreStartContainerRequest"](devices_ids=devices)
         self.ask("PreStartContainer", request, D["PreStartContainerResponse"])
 
-    def prefer(self, available: list[str], must: list[str], size: int) -> list[str]:
-        wanted = {"available_deviceIDs": available, "must_include_deviceIDs": must, "allocation_size": size}
-        request = D["PreferredAllocationRequest"](container_requests=[wanted])
-        answer = self.ask("GetPreferredAllocation", request, D["PreferredAllocationResponse"])
-        return list(answer.container_responses[0].deviceIDs)
-
     def admit(self, namespace: str, name: str, shares: int) -> list[str]:
         """Devices for a new pod; LookupError: not as many are free and healthy. The CDI devices for its container."""
         taken = {one for devices in self.given.values() for one in devices}

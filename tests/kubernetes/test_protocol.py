@@ -13,22 +13,11 @@ from mpsagent.kubernetes.protocol import DEVICE, PODS
 
 BYTES: list[tuple[Any, bytes]] = [
     (DEVICE["DevicePluginOptions"](pre_start_required=True), b"\x08\x01"),
-    (DEVICE["DevicePluginOptions"](get_preferred_allocation_available=True), b"\x10\x01"),
     (
         DEVICE["RegisterRequest"](version="v1", endpoint="e", resource_name="r", options={"pre_start_required": True}),
         b"\x0a\x02v1\x12\x01e\x1a\x01r\x22\x02\x08\x01",
     ),
     (DEVICE["ListAndWatchResponse"](devices=[{"ID": "a", "health": "b"}]), b"\x0a\x06\x0a\x01a\x12\x01b"),
-    (
-        DEVICE["PreferredAllocationRequest"](
-            container_requests=[{"available_deviceIDs": ["a"], "must_include_deviceIDs": ["b"], "allocation_size": 5}]
-        ),
-        b"\x0a\x08\x0a\x01a\x12\x01b\x18\x05",
-    ),
-    (
-        DEVICE["PreferredAllocationResponse"](container_responses=[{"deviceIDs": ["a"]}]),
-        b"\x0a\x03\x0a\x01a",
-    ),
     (
         DEVICE["AllocateRequest"](container_requests=[{"devices_ids": ["a", "b"]}]),
         b"\x0a\x06\x0a\x01a\x0a\x01b",
