@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from typing import Any, NamedTuple
+
+import tomli
 
 from mpsagent.policy.parse import SHARED
 
@@ -34,7 +35,7 @@ def places(texts: list[str]) -> Places:
     sections: dict[str, dict[str, Any]] = {}
     for text in texts:
         try:
-            table: Any = tomllib.loads(text)
+            table: Any = tomli.loads(text)
         except (ValueError, RecursionError):
             continue
         agent, instances = table.get("agent"), table.get("instance")

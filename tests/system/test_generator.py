@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mpsagent.policy.files import load
 from mpsagent.system import generator
 from mpsagent.system.generator import drop_ins
 from mpsagent.system.unit_places import Places, places
@@ -25,6 +26,15 @@ def test_the_last_file_that_says_it_counts() -> None:
     """As for the agent: key by key."""
     first = '[instance.gpu0]\npipe_directory = "/run/a"\nlog_directory = "/srv/log"\n'
     assert places([first, '[instance.gpu0]\npipe_directory = "/run/b"\n']) == Places("gpu0", "/run/b", "/srv/log")
+
+
+def test_a_text_that_the_agent_takes_is_no_other_here() -> None:
+    """Python's own reader knows no line breaks in an inline table, and the agent's does: the units had the defaults of
+    such a policy, and the agent its directories."""
+    text = '[instance.gpu0]\npipe_directory = "/run/a"\n[limits]\nthreads = {\n  sms = 26,\n}\n'
+    policy, errors = load([("policy.toml", text)])
+    assert (errors, policy and policy.pipe_directory) == ([], "/run/a")
+    assert places([text]) == Places("gpu0", "/run/a")
 
 
 def test_of_several_instances_the_first_is_the_gates_and_all_logs_can_be_written() -> None:
