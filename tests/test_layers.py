@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +51,11 @@ LAYERS = (
     _layer("mpsagent.bench.plan", "bench", PURE_STDLIB),
     _layer("mpsagent.bench.results", "bench", PURE_STDLIB),
     _layer("mpsagent.bench.provision", "bench", PURE_STDLIB),
-    _layer("mpsagent.api", "mps wire policy core gate.sent_descriptors system agent", None),
+    _layer(
+        "mpsagent.api",
+        "mps wire policy core gate.sent_descriptors system agent.condition agent.lease_body agent.page agent.problem",
+        None,
+    ),
     _layer("mpsagent.cli", "mps wire policy core gate.queue system api bench", None),
     _layer("mpsagent.kubernetes", "cli.client", None),
     _layer("mpsagent.sim", "mps.units", None),
@@ -231,6 +237,14 @@ def test_the_package_keeps_to_its_layers() -> None:
     """The design is only true as long as something fails when it is not."""
     problems = violations(ROOT)
     assert not problems, "\n" + "\n".join(problems)
+
+
+def test_the_api_has_no_engine() -> None:
+    """It shows pages; what decides, signals and asks the driver is the agent's, and is not even loaded."""
+    code = "import sys, mpsagent.api.main; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    of_agent = ("core.engine", "core.reduce", "agent.node", "agent.showing", "system.nvml", "system.spawn")
+    assert {f"mpsagent.{name}" for name in of_agent}.isdisjoint(done.stdout.split())
 
 
 BAD_MODULES = {

@@ -19,11 +19,11 @@ from mpsagent.agent.conditions import some
 from mpsagent.agent.recorder import Recorder
 from mpsagent.core.model import State
 from mpsagent.core.outside import Facts, Outsider, Sighting, ended, next_step, outside, reason
+from mpsagent.mps.gpus import ComputeProcess
 from mpsagent.mps.limits import Device
 from mpsagent.system import outsider
 from mpsagent.system.control import SERVER
 from mpsagent.system.names import Names
-from mpsagent.system.nvml import ComputeProcess
 from mpsagent.system.processes import Process, parent
 from mpsagent.system.threads import in_thread
 

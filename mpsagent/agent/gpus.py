@@ -13,10 +13,11 @@ from typing import Any, Generic, TypeVar
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.settings import Settings
 from mpsagent.core.inputs import Worked
+from mpsagent.mps.gpus import ComputeProcess, Gpu
 from mpsagent.mps.limits import Device
 from mpsagent.system import devices as gpus
 from mpsagent.system import whole_file
-from mpsagent.system.nvml import ComputeProcess, Gpu, Nvml
+from mpsagent.system.nvml import Nvml
 from mpsagent.system.threads import in_thread
 
 CACHE = "devices.json"

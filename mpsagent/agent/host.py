@@ -23,11 +23,11 @@ from mpsagent.agent.journaling import Telling
 from mpsagent.agent.lane import Lane, MakeSupervisor
 from mpsagent.agent.lifted_limits import Lifted
 from mpsagent.agent.observer import Observer
-from mpsagent.agent.page import Showing
 from mpsagent.agent.people import People
 from mpsagent.agent.recorder import FORGET, Recorder
 from mpsagent.agent.records import UNSERVED_A_MINUTE, Worth, action_record
 from mpsagent.agent.settings import Settings
+from mpsagent.agent.showing import Showing
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import use

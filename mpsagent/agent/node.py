@@ -15,20 +15,23 @@ from typing import Any
 from mpsagent.agent import gpus, policies, saved
 from mpsagent.agent.api_side import ApiSide
 from mpsagent.agent.clock import SteadyClock, until_next
-from mpsagent.agent.conditions import Condition, Conditions
+from mpsagent.agent.condition import Condition
+from mpsagent.agent.conditions import Conditions
 from mpsagent.agent.executor import mps_environment
 from mpsagent.agent.gate_keeper import GateKeeper
 from mpsagent.agent.host import Agent
 from mpsagent.agent.journaling import Telling
 from mpsagent.agent.lane import MakeSupervisor
-from mpsagent.agent.page import Instance, Page, Showing
+from mpsagent.agent.page import Instance, Page
 from mpsagent.agent.people import People
 from mpsagent.agent.placing import Placing
 from mpsagent.agent.recorder import Recorder, log
 from mpsagent.agent.settings import Settings
+from mpsagent.agent.showing import Showing
 from mpsagent.core.model import Key
 from mpsagent.core.view import View
 from mpsagent.core.waiting import waiting
+from mpsagent.mps.gpus import GpusSeen
 from mpsagent.mps.limits import Device
 from mpsagent.policy.instances import environment, instances, needs_devices, with_own_directories
 from mpsagent.policy.origins import PolicyError
@@ -38,7 +41,6 @@ from mpsagent.system.control_search import foreign
 from mpsagent.system.device_watch import BLIND, DeviceWatch
 from mpsagent.system.directories import Directories
 from mpsagent.system.names import Names
-from mpsagent.system.nvml import GpusSeen
 from mpsagent.system.store import Part, Store
 from mpsagent.system.threads import in_thread
 from mpsagent.wire.codec import MOST_INSTANCES

@@ -10,7 +10,7 @@ from typing import Any
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.conditions import Conditions
 from mpsagent.agent.journaling import Telling, log
-from mpsagent.agent.page import Showing
+from mpsagent.agent.showing import Showing
 from mpsagent.core.sentences import worth_telling
 
 FORGET = 600.0

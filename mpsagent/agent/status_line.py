@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpsagent.agent.conditions import problems
+from mpsagent.agent.condition import problems
 from mpsagent.agent.host import Agent
 from mpsagent.agent.node import Node
 

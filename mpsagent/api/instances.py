@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from mpsagent.agent import lease_body
-from mpsagent.agent.conditions import Condition, problems
+from mpsagent.agent.condition import Condition, problems
 from mpsagent.agent.page import Instance, Page
 from mpsagent.agent.problem import Json, Problem
 from mpsagent.api import database, views

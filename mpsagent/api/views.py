@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import mpsagent
-from mpsagent.agent.conditions import Condition, problems
+from mpsagent.agent.condition import Condition, problems
 from mpsagent.agent.page import Instance, Page
 from mpsagent.api import shapes
 from mpsagent.core import pause_room
@@ -18,11 +18,11 @@ from mpsagent.core.outside import Outsider
 from mpsagent.core.sentences import Names, named
 from mpsagent.core.sessions import Session, with_use
 from mpsagent.core.view import SHARED_UID, View
+from mpsagent.mps.gpus import GpusSeen
 from mpsagent.mps.limits import Device, Limits
 from mpsagent.mps.units import iso
 from mpsagent.policy import apart
 from mpsagent.policy.containers import container
-from mpsagent.system.nvml import GpusSeen
 
 Json = dict[str, Any]
 STATUS_USERS = 100

@@ -58,6 +58,11 @@ _REFUSAL = re.compile(
 )
 
 
+NO_DAEMON_TEXT = "Cannot find MPS control daemon process"
+BUSY_TEXT = "Cannot send command to MPS control daemon process"
+"""What NVIDIA's front-end says on stderr."""
+
+
 def refusal(out: str) -> str | None:
     """MPS's own line that says why the control daemon did not do it, or None."""
     return next((line.strip()[:200] for line in out.splitlines() if _REFUSAL.fullmatch(line.strip())), None)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from mpsagent.mps.commands import NO_DAEMON_TEXT
 from mpsagent.mps.units import percent_text
-from mpsagent.system.frontend import NO_DAEMON_TEXT
 from mpsagent.system.processes import Process
 from mpsagent.system.spawn import find_program
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mpsagent.mps.commands import NO_DAEMON_TEXT
 from mpsagent.system import whole_file
 from mpsagent.system.control import (
     MULTIUSER,
@@ -27,7 +28,6 @@ from mpsagent.system.control import (
     start_failure,
 )
 from mpsagent.system.control_search import prove, search
-from mpsagent.system.frontend import NO_DAEMON_TEXT
 from mpsagent.system.threads import in_thread
 
 RUN_DIRECTORY = "/run/mpsagent"

@@ -19,16 +19,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpsagent.gate.question import Question
-from mpsagent.mps.commands import PROOF, proven
+from mpsagent.mps.commands import BUSY_TEXT, NO_DAEMON_TEXT, PROOF, proven
 from mpsagent.mps.rendezvous import Credentials
 from mpsagent.mps.session import How, Session
 from mpsagent.system.spawn import KEPT, find_program, run_program
 
 PAUSE = 0.02
 """Seconds until the next try while the daemon's queue of connections is full."""
-
-NO_DAEMON_TEXT = "Cannot find MPS control daemon process"
-BUSY_TEXT = "Cannot send command to MPS control daemon process"
 
 
 class Status(StrEnum):

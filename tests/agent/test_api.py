@@ -22,7 +22,8 @@ import pytest
 
 from mpsagent.agent import api_side
 from mpsagent.agent import page as pages
-from mpsagent.agent.page import HAS, LENGTH, LOOK, SAID, SHOWS, Frame, Showing
+from mpsagent.agent.page import HAS, LENGTH, LOOK, SAID, SHOWS, Frame
+from mpsagent.agent.showing import Showing
 from mpsagent.api.history import History
 from mpsagent.api.metrics import Metrics
 from mpsagent.api.received import OtherVersion, Received, _Reader
@@ -261,7 +262,7 @@ def play(scenario: Callable[[Showing, Api], Any], page: Callable[[], Any] = lamb
 
 
 def test_records_wait_for_the_api_in_a_bound_and_what_is_lost_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "ROOM", 5)
+    monkeypatch.setattr("mpsagent.agent.showing.ROOM", 5)
 
     async def scenario(showing: Showing, api: Api) -> None:
         for number in range(8):

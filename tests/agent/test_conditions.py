@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from mpsagent.agent.bypass import mode_doubts
-from mpsagent.agent.conditions import WAIT_SLACK, Condition, Conditions, _old_sharing, note_conditions, problems
+from mpsagent.agent.condition import Condition, problems
+from mpsagent.agent.conditions import WAIT_SLACK, Conditions, _old_sharing, note_conditions
 from mpsagent.agent.status_line import one_line
 from mpsagent.core import inputs as inp
 from mpsagent.core import limits

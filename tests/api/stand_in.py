@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mpsagent.agent import acting, lease_body
-from mpsagent.agent.conditions import Condition
+from mpsagent.agent.condition import Condition
 from mpsagent.agent.orders import Orders
 from mpsagent.agent.page import Instance, Page
 from mpsagent.agent.problem import Problem
@@ -35,12 +35,12 @@ from mpsagent.core.sentences import sentence
 from mpsagent.core.sessions import Session, Sessions
 from mpsagent.core.usage import Memory
 from mpsagent.core.view import Turn, View
+from mpsagent.mps.gpus import GpusSeen
 from mpsagent.mps.limits import Device, Limits
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.shares import Lease, Share
 from mpsagent.system import listen
-from mpsagent.system.nvml import GpusSeen
 
 START = 1795219200.0
 USER, OTHER, ADMIN = 20001, 20002, 20003

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mpsagent.agent.conditions import Condition
+from mpsagent.agent.condition import Condition
 from mpsagent.cli import client
 from mpsagent.system import listen
 from tests.api.stand_in import START, Served

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 from mpsagent.api.views import device
 from mpsagent.cli.gpus import gpus_now
+from mpsagent.mps.gpus import Gpu, GpusSeen, Part, Xid
 from mpsagent.mps.limits import Device
-from mpsagent.system.nvml import Gpu, GpusSeen, Part, Xid
 
 GPU = Gpu(
     0, "GPU-1", "NVIDIA H200", "Hopper", 140 << 30, 3 << 30, 132, "default", True, (Part("MIG-1", 10 << 30, 1 << 30),),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mpsagent import __version__
-from mpsagent.agent.conditions import Condition
+from mpsagent.agent.condition import Condition
 from mpsagent.cli import answer_text, wording
 from mpsagent.core.model import Drain
 from mpsagent.core.view import Turn

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mpsagent.agent.conditions import Condition
+from mpsagent.agent.condition import Condition
 from mpsagent.api import views
 from tests.api.stand_in import START, Served, StandIn, serve
 from tests.cli.program import run

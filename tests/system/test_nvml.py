@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from mpsagent.mps.gpus import ComputeProcess
 from mpsagent.mps.work import Work
-from mpsagent.system.nvml import ComputeProcess, Nvml
+from mpsagent.system.nvml import Nvml
 from tests.system.nvml_stand_in import PART, UUID, Machine
 
 pytestmark = pytest.mark.usefixtures("no_leak")

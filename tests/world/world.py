@@ -24,6 +24,7 @@ from mpsagent.api.metrics import Metrics
 from mpsagent.api.received import Received
 from mpsagent.gate import keeper, service
 from mpsagent.gate.loop import Gate, Options
+from mpsagent.mps.gpus import ComputeProcess, Gpu
 from mpsagent.mps.limits import Device
 from mpsagent.mps.rendezvous import Credentials
 from mpsagent.mps.work import Work
@@ -33,7 +34,6 @@ from mpsagent.system.control_child import ControlChild
 from mpsagent.system.freezer import Freezer
 from mpsagent.system.gate_units import GateState, GateUnits
 from mpsagent.system.names import Names
-from mpsagent.system.nvml import ComputeProcess, Gpu
 from mpsagent.system.spawn import Ended
 from mpsagent.system.store import Store
 from tests.world import doors, mps
