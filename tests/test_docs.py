@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import textwrap
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -222,6 +223,25 @@ def test_the_counts_of_disorder_are_those_of_its_outputs() -> None:
         compared += len(said) if names else 0
     assert wrong == []
     assert compared > 20
+
+
+def test_the_sum_of_disorder_is_that_of_its_outputs() -> None:
+    """Of the runs since contexts are paced, without those in which MPS's own servers and daemons are killed."""
+    runs, seen = 0, Counter[str]()
+    for path in sorted((ROOT / "docs" / "measured").glob("*/disorder*")):
+        text = path.read_text(encoding="utf-8")
+        if "all-at-once" in path.name or re.search(r"killed \{[^}]*'(?:server|daemon)'", text):
+            continue
+        lines = re.findall(r"clients: (exact[^\n]*)", text)
+        each = [{key: int(count) for key, count in re.findall(r"([a-z]+) (\d+)", line)} for line in lines]
+        for counts in each or [json.loads(text)["counts"]]:
+            runs += 1
+            seen.update(counts)
+    assert [seen[one] for one in ("over", "under", "outside", "refused")] == [0] * 4
+    said = f"{runs} runs", f"{seen.total():,}", f"{seen['stuck']}", f"{seen['unexplained']}"
+    for name in ("README.md", "docs/measured.md"):
+        page = (ROOT / name).read_text(encoding="utf-8")
+        assert [one for one in said if one not in page] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
