@@ -205,6 +205,18 @@ def test_every_figure_names_its_output_and_every_output_is_named() -> None:
     assert {one for one in there - named if not one.endswith((".png", ".svg"))} == set()
 
 
+def test_an_output_that_says_what_went_wrong_has_a_row_that_says_so() -> None:
+    """ "Not good" marks what missed its aim; an output that says so itself cannot be told as a success."""
+    page = (ROOT / "docs" / "measured.md").read_text(encoding="utf-8")
+    marked = {name for row in re.findall(r"^.*\*\*not good\*\*.*$", page, re.MULTILINE) for name in _LINK.findall(row)}
+    outputs = (ROOT / "docs").glob("measured/*/*")
+    wrong = [
+        one for one in outputs if one.suffix in (".md", ".txt") and re.search(r"PROBLEM:|NOT GOOD", one.read_text())
+    ]
+    assert len(wrong) > 5
+    assert {str(one.relative_to(ROOT / "docs")) for one in wrong} - marked == set()
+
+
 def test_the_counts_of_disorder_are_those_of_its_outputs() -> None:
     page = (ROOT / "docs" / "measured.md").read_text(encoding="utf-8")
     part = page.partition("## Disorder")[2].partition("\n## ")[0]
