@@ -31,7 +31,7 @@ def main() -> int:
     words.add_argument("--go-on", action="store_true", help="after a failure too; each is told in a line")
     words.add_argument("--no-shrink", action="store_true")
     words.add_argument("--kind", type=share, action="append", metavar="KIND[=SHARE]",
-                       help="for --seed and --jobs: these, of minute, hour, trouble, and pairs")  # fmt: skip
+                       help="for --seed and --jobs: these, of minute, hour, trouble, orders, pairs, turns")  # fmt: skip
     words.add_argument("--jobs", type=int, help="so many processes, with worlds of all kinds; needs --out")
     words.add_argument("--out", type=Path, help="for --jobs: failures, and which pairs were played")
     words.add_argument("--before", type=Path, action="append", default=[], help="which pairs were played before")
@@ -63,7 +63,7 @@ def main() -> int:
 
 def share(text: str) -> tuple[str, float]:
     kind, _, parts = text.partition("=")
-    if kind not in (*many.KINDS, "pairs"):
+    if kind not in (*many.KINDS, *many.PAIRS):
         raise ValueError(text)
     return kind, float(parts or many.SHARES.get(kind, 1.0))
 

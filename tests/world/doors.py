@@ -39,6 +39,12 @@ def _error(number: int) -> OSError:
     return OSError(number, real_os.strerror(number))
 
 
+def _refused(number: int) -> OSError:
+    """The call that was entered has changed nothing."""
+    kernel.nothing()
+    return _error(number)
+
+
 def _call(what: str) -> Process:
     return kernel.enter(what)
 
@@ -98,7 +104,7 @@ class SocketObject:
         process = _call("bind")
         path = resolve(process, path)
         if path in kernel.nodes:
-            raise _error(errno.EADDRINUSE)
+            raise _refused(errno.EADDRINUSE)
         self.file.address = path
         kernel.make(path, st.S_IFSOCK | 0o600, process.uid, process.gid).listener = self.file
 
@@ -114,7 +120,7 @@ class SocketObject:
     def accept(self) -> tuple[SocketObject, str]:
         process = _call("accept")
         if not self.file.queue:
-            raise _error(errno.EAGAIN)
+            raise _refused(errno.EAGAIN)
         file = self.file.queue.popleft()
         if file.peer is not None:
             file.peer.accepted = kernel.now
@@ -131,7 +137,7 @@ class SocketObject:
             if kind == 2:
                 who = _CREDENTIALS.unpack(content)
                 if process.uid and (who[1], who[2]) != (process.uid, process.gid):
-                    raise _error(errno.EPERM)
+                    raise _refused(errno.EPERM)
             else:
                 files = [process.file(fd) for (fd,) in struct.iter_unpack("i", content)]
         kernel.say(file, data, process, files, who)
@@ -148,8 +154,9 @@ class SocketObject:
             raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
         if not file.messages:
             if file.over:
+                kernel.nothing()
                 return b"", [], 0, None
-            raise _error(errno.EAGAIN)
+            raise _refused(errno.EAGAIN)
         peek = bool(flags & real_socket.MSG_PEEK)
         message = file.messages[0] if peek else file.next()
         said: list[Any] = []
@@ -195,7 +202,7 @@ class SocketObject:
         _call("shutdown")
         file = self.file
         if file.peer is None:
-            raise _error(errno.ENOTCONN)
+            raise _refused(errno.ENOTCONN)
         file.peer.hang_up(False)
         file.hang_up(False)
 
@@ -255,7 +262,7 @@ def _node(path: str) -> Inode:
     node = kernel.nodes.get(path)
     if node is None:
         above = kernel.nodes.get(path.rpartition("/")[0] or "/")
-        raise _error(errno.ENOTDIR if above is not None and not st.S_ISDIR(above.mode) else errno.ENOENT)
+        raise _refused(errno.ENOTDIR if above is not None and not st.S_ISDIR(above.mode) else errno.ENOENT)
     return node
 
 
@@ -339,6 +346,7 @@ class _Written(io.BytesIO):
 def open_file(path: Any, mode: str = "r", buffering: int = -1, **_: Any) -> Any:
     """open()."""
     process = _call("open")
+    kernel.nothing()
     if isinstance(path, int):
         return _Written(path, _data(process, path))
     name = real_os.fsdecode(real_os.fspath(path))
@@ -454,13 +462,15 @@ class OsModule(_Module):
         if flags & (real_os.O_WRONLY | real_os.O_RDWR | real_os.O_CREAT):
             _writable(name)
         if node is not None and flags & real_os.O_EXCL:
-            raise _error(errno.EEXIST)
+            raise _refused(errno.EEXIST)
+        if node is not None and not flags & real_os.O_TRUNC:
+            kernel.nothing()
         if node is None and flags & real_os.O_CREAT:
             _node(name.rpartition("/")[0] or "/")
             node = kernel.make(name, st.S_IFREG | mode & 0o777, process.uid, process.gid)
         node = node or _node(name)
         if flags & real_os.O_DIRECTORY and not st.S_ISDIR(node.mode):
-            raise _error(errno.ENOTDIR)
+            raise _refused(errno.ENOTDIR)
         if flags & real_os.O_TRUNC:
             node.data.clear()
         return process.install(Opened(kernel, node, name, bool(flags & real_os.O_APPEND)))
@@ -503,6 +513,7 @@ class OsModule(_Module):
         return len(data)
 
     def pwrite(self, fd: int, data: bytes, offset: int) -> int:
+        kernel.changed()
         self._opened(fd).node.data[offset : offset + len(data)] = data
         return len(data)
 
@@ -510,6 +521,7 @@ class OsModule(_Module):
         return offset
 
     def ftruncate(self, fd: int, size: int) -> None:
+        kernel.changed()
         del self._opened(fd).node.data[size:]
 
     def fdopen(self, fd: int, _mode: str) -> Any:
@@ -519,10 +531,12 @@ class OsModule(_Module):
         _call("fsync")
 
     def fchmod(self, fd: int, mode: int) -> None:
+        kernel.changed()
         node = self._opened(fd).node
         node.mode = st.S_IFMT(node.mode) | mode
 
     def chmod(self, path: Any, mode: int, *, dir_fd: int | None = None) -> None:
+        kernel.changed()
         node = _node(resolve(kernel.current, path, dir_fd))
         node.mode = st.S_IFMT(node.mode) | mode
 
@@ -547,7 +561,7 @@ class OsModule(_Module):
         process = _call("mkdir")
         name = resolve(process, path, dir_fd)
         if name in kernel.nodes:
-            raise _error(errno.EEXIST)
+            raise _refused(errno.EEXIST)
         _node(name.rpartition("/")[0] or "/")
         kernel.make(name, st.S_IFDIR | mode, process.uid, process.gid)
 
@@ -556,7 +570,7 @@ class OsModule(_Module):
         name = resolve(process, path)
         _node(name)
         if kernel.names(name):
-            raise _error(errno.ENOTEMPTY)
+            raise _refused(errno.ENOTEMPTY)
         kernel.remove(name)
 
     def rename(self, old: Any, new: Any) -> None:
@@ -733,7 +747,7 @@ class SignalModule(_Module):
         file = process.file(fd)
         assert isinstance(file, PidFd)
         if file.process.ended:
-            raise _error(errno.ESRCH)
+            raise _refused(errno.ESRCH)
         kernel.signal(file.process, int(number))
 
 

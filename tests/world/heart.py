@@ -6,7 +6,8 @@ it was.
 
 A step is whatever others can notice of a party: for gate and agent a system call with an effect, for a model a turn
 between two waits. Nothing else happens by chance in these worlds, so the list is complete for the one order in which
-they run.
+they run. A death leaves the same as the one before the step before, and is not played again, where that step was in the
+same turn of its party and changed nothing that outlives it: nothing was there, a file was opened or closed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from asyncio import events
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from tests.world.judges import Broken
 from tests.world.kernel import Process
@@ -45,7 +47,18 @@ class Counted(World):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         self.noted: list[Counter[str]] = []
+        self.turns: dict[str, int] = {}
+        """In which turn of the kernel each party's last step was."""
+        self.same: set[tuple[str, int]] = set()
+        """Steps of parties before which a death leaves the same as before the step before."""
         self.kernel.after(BEGIN, lambda: self.noted.append(Counter(self.did)))
+
+    def _called(self, process: Process, what: str) -> None:
+        party, turn = ROLES.get(process.name, ""), self.kernel.turn
+        if self.turns.get(party) == turn and not self.kernel.left:
+            self.same.add((party, self.did[party] + 1))
+        self.turns[party] = turn
+        super()._called(process, what)
 
     def strike(self, process: Process, fault: Fault) -> None:
         self.noted.append(Counter(self.did))
@@ -63,7 +76,8 @@ def deaths(plan: Plan) -> Iterator[Plan]:
     begun, last = world.noted[0], world.noted[-1]
     for party in PARTIES:
         for step in range(last[party] - begun[party] + 1, world.did[party] - begun[party] + 1):
-            yield replace(plan, faults=(*plan.faults, Fault(BEGIN, party, "kill", step)))
+            if (party, begun[party] + step) not in world.same:
+                yield replace(plan, faults=(*plan.faults, Fault(BEGIN, party, "kill", step)))
 
 
 def drawn(plan: Plan, pairs: bool, every: int, first: int = 0) -> Iterator[Plan]:
@@ -92,7 +106,9 @@ class Branching(Counted):
         super().__init__(plan)
         self.skip, self.until = skip, until
         self.count = 0
-        """Steps behind the death."""
+        """Deaths behind the death, of which each leaves something else."""
+        self.steps = 0
+        """All of them."""
         self.done: int | None = None
         """After so many steps there was no more time."""
         self.copy: int | None = None
@@ -103,6 +119,9 @@ class Branching(Counted):
         super()._called(process, what)
         party = ROLES.get(process.name, "")
         if self.copy is not None or len(self.noted) < 2 or not process.alive or party not in PARTIES:
+            return
+        self.steps += 1
+        if (party, self.did[party]) in self.same:
             return
         self.count += 1
         if self.count <= self.skip or self.done is not None:
@@ -137,9 +156,18 @@ COPY = 60.0
 """Processor seconds after which a copy is stuck: its signal ends it."""
 
 
-def branches(plan: Plan, skip: int = 0, until: float = float("inf")) -> tuple[int, int | None, list[tuple[Plan, str]]]:
-    """Of a plan with one death: the steps behind it, how many of them were played where time ran out, and what was
-    broken by a death more. The first ``skip`` steps were played before."""
+class Behind(NamedTuple):
+    """A death: ``differ`` deaths that each leave something else, before ``steps`` steps; ``done``: how many were played
+    where time ran out; and what was broken by one."""
+
+    differ: int
+    steps: int
+    done: int | None
+    broken: list[tuple[Plan, str]]
+
+
+def branches(plan: Plan, skip: int = 0, until: float = float("inf")) -> Behind:
+    """The deaths behind a plan's one. The first ``skip`` of them were played before."""
     gc.collect()
     gc.freeze()  # copies share what is not touched
     gc.disable()
@@ -157,7 +185,7 @@ def branches(plan: Plan, skip: int = 0, until: float = float("inf")) -> tuple[in
             os._exit(0)
     gc.enable()
     broken = [(replace(plan, faults=(*plan.faults, fault)), how) for fault, how in world.broken]
-    return world.count, world.done, broken if why == WELL else [(plan, why.decode()), *broken]
+    return Behind(world.count, world.steps, world.done, broken if why == WELL else [(plan, why.decode()), *broken])
 
 
 def main() -> int:

@@ -35,6 +35,10 @@ EFFECTS = frozenset({
 """Calls that others can notice. To die before any other one is the same as to die before the next of these."""
 
 
+LEFT_BY_DEATH = frozenset({"close", "flock"})
+"""Of these: to die behind it leaves the same as to die before it."""
+
+
 class Killed(BaseException):
     """The process that runs has been killed. It is thrown at its next system call."""
 
@@ -291,6 +295,7 @@ class Process:
         if not self.alive or self.stopped or self.running:
             return False
         kernel = self.kernel
+        kernel.turn += 1
         before, kernel.current, self.running = kernel.current, self, True
         try:
             what()
@@ -386,6 +391,10 @@ class Kernel:
         self.events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._number = 0
         self._depth = 0
+        self.turn = 0
+        """How often a process has run."""
+        self.left = self._effect = True
+        """Who dies behind the last call with an effect leaves something that is not left by who dies before it."""
         self.processes: dict[int, Process] = {}
         self._last_pid = 100
         self.current: Process
@@ -428,8 +437,10 @@ class Kernel:
         if not process.alive:
             raise Killed
         process.calls += 1
-        if what in EFFECTS:
+        self._effect = what in EFFECTS
+        if self._effect:
             self.called(process, what)
+            self.left = what not in LEFT_BY_DEATH
         if self._depth < 2 and self.random() < self.preempt:
             self._depth += 1
             try:
@@ -440,6 +451,15 @@ class Kernel:
         if not process.alive:
             raise Killed
         return process
+
+    def nothing(self) -> None:
+        """What was called last has changed nothing."""
+        if self._effect:
+            self.left = False
+
+    def changed(self) -> None:
+        """Something, by a call that does not count."""
+        self._effect, self.left = False, True
 
     # --- processes
 

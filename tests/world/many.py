@@ -1,7 +1,7 @@
 """Worlds of all kinds, many at a time, each process with its own seeds; a failure is a file, and it goes on.
 
-`pairs` are those of the heart: every pair of deaths of one client, then of a change of turn as far as there is time.
-What has been played is a line in pairs-*.txt, and is left out the next time, if it was this code.
+`pairs` are those of the heart: every pair of deaths of one client, `turns` those of a change of turn. What has been
+played is a line in pairs-*.txt, and is left out the next time, if it was this code.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ KINDS: dict[str, tuple[Callable[[int, tuple[str, ...]], Any], Callable[[Any], Wo
 """How a plan is drawn, and in which world it is played."""
 SHARES = {"minute": 1.0, "hour": 2.0, "trouble": 1.0, "orders": 1.0}
 """Of the time."""
-PAIRS = (("one client", "shared"), ("a change of turn", "shared"), ("a change of turn", "own"))
-"""The first one first, the others by turns."""
+PAIRS = {
+    "pairs": (("one client", "shared"),),
+    "turns": (("a change of turn", "shared"), ("a change of turn", "own")),
+}
+"""By turns."""
 STUCK = 60.0
 """Processor seconds after which a world is given up."""
 SHRINKING = 60.0
@@ -55,44 +58,59 @@ class First(NamedTuple):
     skip: int
 
 
+class Row(NamedTuple):
+    """Of a first death: how many deaths behind it were played, of how many that each leave something else, before how
+    many steps, and how many were broken."""
+
+    played: int
+    differ: int
+    steps: int
+    broken: int
+
+
 def run(jobs: int, first: int, seconds: float, shares: Mapping[str, float], ways: tuple[str, ...], out: Path,
         before: Sequence[Path] = ()) -> int:  # fmt: skip
     """Exit status 1 when a world failed."""
     out.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
-    count, hours, failed = Counter[str](), Counter[str](), list[str]()
-    todo = firsts(played_before(out, *before)) if "pairs" in shares else []
+    count, hours, failed, spent = Counter[str](), Counter[str](), list[str](), Counter[str]()
+    asked_pairs = [scene for kind, scenes in PAIRS.items() if kind in shares for scene in scenes]
+    done_before = played_before(out, *before) if asked_pairs else {}
+    todo = {kind: firsts(done_before, scenes) for kind, scenes in PAIRS.items() if kind in shares}
     with ProcessPoolExecutor(jobs) as pool:
-        asked = [pool.submit(work, first + job, jobs, begun + seconds, dict(shares), ways, todo[job::jobs],
-                             out / f"pairs-{first}-{job}.txt") for job in range(jobs)]  # fmt: skip
+        asked = [pool.submit(work, first + job, jobs, begun + seconds, dict(shares), ways,
+                             {kind: left[job::jobs] for kind, left in todo.items()}, out / f"pairs-{first}-{job}.txt")
+                 for job in range(jobs)]  # fmt: skip
         for done in asked:
             found = done.result()
-            count, hours, failed = count + found[0], hours + found[1], failed + found[2]
-    each = "; ".join(f"{name}: {count[name]}, {hours[name]:.1f} node-hours" for name in shares if name in KINDS)
+            count, hours, failed, spent = count + found[0], hours + found[1], failed + found[2], spent + found[3]
+    each = "; ".join(f"{name}: {count[name]}, {hours[name]:.1f} node-hours, {spent[name]:.0f} s of processors"
+                     for name in shares if name in KINDS)  # fmt: skip
     lines = [*sorted(failed), f"{count.total()} worlds from seed {first} at {commit()} ({each}), {hours.total():.1f} "
              f"node-hours in {time.monotonic() - begun:.0f} s, {len(failed)} failed"]  # fmt: skip
-    lines += sums(played_before(out, *before)) if "pairs" in shares else []
+    lines += [sums(played_before(out, *before), *scene) for scene in asked_pairs]
     (out / f"summary-{first}.txt").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
     return int(bool(failed))
 
 
 def work(
-    seed: int, step: int, end: float, shares: dict[str, float], ways: tuple[str, ...], todo: list[First], pairs: Path
-) -> tuple[Counter[str], Counter[str], list[str]]:
-    """Every ``step``-th seed, and these pairs: how many worlds of each kind, their hours, and a line for each that
-    failed."""
+    seed: int, step: int, end: float, shares: dict[str, float], ways: tuple[str, ...], todo: dict[str, list[First]],
+    pairs: Path,
+) -> tuple[Counter[str], Counter[str], list[str], Counter[str]]:  # fmt: skip
+    """Every ``step``-th seed, and these pairs: how many worlds of each kind, their hours, a line for each that failed,
+    and the processor seconds of each kind."""
     signal.signal(signal.SIGPROF, give_up)
-    count, hours, failed = Counter[str](), Counter[str](), list[str]()
+    count, hours, failed, used = Counter[str](), Counter[str](), list[str](), Counter[str]()
     spent = dict.fromkeys(shares, 0.0)
     while (begun := time.monotonic()) < end:
-        if not todo:
-            spent.pop("pairs", None)
+        for kind in [kind for kind, left in todo.items() if not left]:
+            spent.pop(kind, None)
         if not spent:
             break
-        kind = min(spent, key=lambda name: spent[name] / shares[name])
-        if kind == "pairs":
-            failed += pair(todo.pop(0), end, pairs)
+        kind, before = min(spent, key=lambda name: spent[name] / shares[name]), time.process_time()
+        if kind in todo:
+            failed += pair(todo[kind].pop(0), end, pairs)
         else:
             draws, make = KINDS[kind]
             plan = draws(seed, ways)
@@ -106,36 +124,35 @@ def work(
                 (pairs.parent / f"{kind}-{seed}.txt").write_text(text)
             seed += step
         spent[kind] += time.monotonic() - begun
-    return count, hours, failed
+        used[kind] += time.process_time() - before  # type: ignore[assignment]
+    return count, hours, failed, used
 
 
 # --- pairs of deaths
 
 
-def firsts(done: Mapping[tuple[str, str, int], tuple[int, int, int]]) -> list[First]:
+def firsts(done: Mapping[tuple[str, str, int], Row], scenes: Sequence[tuple[str, str]]) -> list[First]:
     """What is left of them, in an order in which any part is spread over the whole."""
     lists = []
-    for scene, way in PAIRS:
+    for scene, way in scenes:
         plans = list(heart.deaths(heart.calm(scene, way)))
         left = []
         for number in sorted(range(len(plans)), key=lambda number: number * 0.618034 % 1):
-            count, of, _ = done.get((scene, way, number), (0, -1, 0))
-            if count != of:
-                left.append(First(scene, way, number, plans[number], count))
+            row = done.get((scene, way, number), Row(0, -1, 0, 0))
+            if row.played != row.differ:
+                left.append(First(scene, way, number, plans[number], row.played))
         lists.append(left)
-    first, *others = lists
-    turns = [one for at in range(max(map(len, others))) for left in others for one in left[at : at + 1]]
-    return [*first, *turns]
+    return [one for at in range(max(map(len, lists))) for left in lists for one in left[at : at + 1]]
 
 
 def pair(first: First, end: float, pairs: Path) -> list[str]:
-    """Every second death behind one. A line says what was played: the code, the first death, how many, of how many,
-    how many were broken."""
+    """Every second death behind one. A line says what was played: the code, the first death, how many, of how many
+    before how many steps, how many were broken."""
     scene, way, number, plan, skip = first
-    count, done, broken = heart.branches(plan, skip, end)
+    count, steps, done, broken = heart.branches(plan, skip, end)
     reached = count if done is None else done
     with pairs.open("a") as file:
-        file.write(f"{code()}|{scene}|{way}|{number}|{skip}|{reached}|{count}|{len(broken)}\n")
+        file.write(f"{code()}|{scene}|{way}|{number}|{skip}|{reached}|{count}|{steps}|{len(broken)}\n")
     lines = []
     for worse, why in broken:
         who = ", then ".join(f"{one.who} before its step {one.call}" for one in worse.faults)
@@ -150,30 +167,28 @@ def pair(first: First, end: float, pairs: Path) -> list[str]:
     return lines
 
 
-def played_before(*directories: Path) -> dict[tuple[str, str, int], tuple[int, int, int]]:
-    """With this code: by first death, how many deaths behind it were played, of how many, and how many were broken."""
-    found: dict[tuple[str, str, int], tuple[int, int, int]] = {}
+def played_before(*directories: Path) -> dict[tuple[str, str, int], Row]:
+    """With this code, by first death."""
+    found: dict[tuple[str, str, int], Row] = {}
     for directory in directories:
         for path in sorted(directory.glob("**/pairs-*.txt")):
             for line in path.read_text().splitlines():
-                version, scene, way, number, _, reached, count, broken = line.split("|")
+                version, scene, way, number, _, reached, count, steps, broken = line.split("|")
                 if version == code():
                     key = scene, way, int(number)
-                    before = found.get(key, (0, 0, 0))
-                    found[key] = max(before[0], int(reached)), int(count), before[2] + int(broken)
+                    before = found.get(key, Row(0, 0, 0, 0))
+                    worse = before.broken + int(broken)
+                    found[key] = Row(max(before.played, int(reached)), int(count), int(steps), worse)
     return found
 
 
-def sums(done: Mapping[tuple[str, str, int], tuple[int, int, int]]) -> list[str]:
-    lines = []
-    for scene, way in PAIRS:
-        rows = [row for key, row in done.items() if key[:2] == (scene, way)]
-        whole = [row for row in rows if row[0] == row[1]]
-        total = len(list(heart.deaths(heart.calm(scene, way))))
-        pairs, broken = sum(row[0] for row in rows), sum(row[2] for row in rows)
-        lines.append(f"{scene}, {way}: {pairs} pairs of deaths, all behind {len(whole)} of {total} first deaths, "
-                     f"{broken} broken (code {code()})")  # fmt: skip
-    return lines
+def sums(done: Mapping[tuple[str, str, int], Row], scene: str, way: str) -> str:
+    rows = [row for key, row in done.items() if key[:2] == (scene, way)]
+    whole = [row for row in rows if row.played == row.differ]
+    total = len(list(heart.deaths(heart.calm(scene, way))))
+    return (f"{scene}, {way}: {sum(row.played for row in rows)} pairs of deaths played, all that leave something else "
+            f"behind {len(whole)} of {total} first deaths ({sum(row.steps for row in whole)} steps of parties), "
+            f"{sum(row.broken for row in rows)} broken (code {code()})")  # fmt: skip
 
 
 @cache
@@ -211,7 +226,9 @@ def played(plan: Any, make: Callable[[Any], World]) -> tuple[str, World] | None:
 
 @cache
 def commit() -> str:
-    """With a + where the files are not those of it."""
+    """With a + where the files are not those of it. A copy of the tree may have a file that says it."""
+    if (ROOT / "commit").exists():
+        return (ROOT / "commit").read_text().strip()
     asked = subprocess.run(["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, check=False)
     return asked.stdout.strip() or f"code {code()}"
 

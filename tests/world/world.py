@@ -453,6 +453,7 @@ class World:
             ("mpsagent.agent.recorder", "log"): telling,
             ("mpsagent.agent.node", "log"): telling,
             ("mpsagent.agent.host", "log"): telling,
+            ("mpsagent.agent.lane", "log"): telling,
             ("mpsagent.agent.placing", "open_files"): lambda _: 65_536,
             ("mpsagent.api.received", "log"): _Silent,
             ("mpsagent.system.devices", "from_file"): lambda _: (DEVICE,),
