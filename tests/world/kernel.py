@@ -120,6 +120,7 @@ class Socket(File):
         return self.waiting >= BUFFER or (self.datagrams and len(self.messages) >= DATAGRAMS)
 
     def hear(self, message: Message) -> None:
+        self.kernel.happened += 1
         self.messages.append(message)
         self.waiting += len(message.data) + OVERHEAD
         self.changed()
@@ -201,6 +202,7 @@ class Inode:
 
     def touch(self) -> None:
         for one in list(self.watches):
+            one.kernel.happened += 1
             one.touched = True
             one.changed()
 
@@ -303,11 +305,10 @@ class Process:
             pass
         finally:
             self.running = False
-            kernel.current = before
-        if not self.alive:
-            if self.body is not None:
+            if not self.alive and self.body is not None:
                 self.body.clear()
-        elif self.missed:
+            kernel.current = before
+        if self.alive and self.missed:
             self.missed = False
             self.wake()
         return True
@@ -391,8 +392,8 @@ class Kernel:
         self.events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._number = 0
         self._depth = 0
-        self.turn = 0
-        """How often a process has run."""
+        self.turn = self.happened = 0
+        """How often a process has run, and how often one heard something: a message, or that a file was touched."""
         self.left = self._effect = True
         """Who dies behind the last call with an effect leaves something that is not left by who dies before it."""
         self.processes: dict[int, Process] = {}

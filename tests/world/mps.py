@@ -519,6 +519,9 @@ class ServerProcess:
         self.hung = False
         self.busy_until = 0.0
         self.alarms: list[tuple[float, Any]] = []
+        self.untold: dict[float, tuple[End, str]] = {}
+        """When who hears which limits, of the thread of its own: it may be while another one's handshake is waited for,
+        as that thread hears of its client's end then (H1)."""
 
     def run(self) -> Steps:
         kernel, delays = self.kernel, self.delays
@@ -555,7 +558,9 @@ class ServerProcess:
         self.log.write(texts.PRIORITY.format(priority=priority), texts.STARTED)
         while True:
             files: list[File] = [self.orders.file, *(link.end.file for link in self.links)]
-            times = [at for at, _ in self.alarms] + ([self.busy_until] if self.busy_until > kernel.now else [])
+            times = [*self.untold, *(at for at, _ in self.alarms)] + (
+                [self.busy_until] if self.busy_until > kernel.now else []
+            )
             if self.busy_until > kernel.now and not self.orders.over:
                 files.remove(self.orders.file)
             yield files, min(times, default=None)
@@ -574,12 +579,18 @@ class ServerProcess:
                     self.log.write(texts.LOST.format(pid=link.client.pid, context=link.number))
                 else:
                     link.end.file.messages.clear()
+            self.tell_limits()
             for alarm in [one for one in self.alarms if one[0] <= kernel.now]:
                 self.alarms.remove(alarm)
                 alarm[1]()
 
     def later(self, seconds: float, what: Any) -> None:
         self.alarms.append((self.kernel.now + seconds, what))
+
+    def tell_limits(self) -> None:
+        for at in [at for at in self.untold if at <= self.kernel.now]:
+            end, limits = self.untold.pop(at)
+            end.say(b"LIMITS " + limits.encode())
 
     def contexts(self) -> list[Link]:
         return [link for client in self.clients.values() for link in client.contexts.values()]
@@ -664,11 +675,11 @@ class ServerProcess:
         said: list[Message] = []
         for _ in range(3):
             while not end.file.messages and not end.over:
-                yield [end.file, self.orders.file], None
+                waits = bool(self.orders.file.messages)  # an order has to wait
+                yield [end.file] if waits else [end.file, self.orders.file], min(self.untold, default=None)
                 if self.orders.over:
                     return 0
-                if not end.file.messages and not end.over:  # an order; it has to wait
-                    yield [end.file], None
+                self.tell_limits()
             message = yield from end.hear()
             if message is None:
                 self.log.write(texts.NO_CREDENTIALS)
@@ -711,7 +722,7 @@ class ServerProcess:
         self.links.append(link)
         if number == 0:
             end.say(b"OK")
-            self.later(self.delays.limits_told(), lambda: end.say(b"LIMITS " + client.limits.encode()))
+            self.untold[self.kernel.now + self.delays.limits_told()] = end, client.limits
             self.world.judges.arrived(self, pid, client)
             return None
         if not client.number:

@@ -299,6 +299,8 @@ class _Telling:
         self._world = world
 
     def info(self, kind: str, **fields: Any) -> None:
+        if not self._world.kernel.current.alive:
+            return  # what it would do at its end is not done
         self._world.tell(str(fields.get("sentence") or f"{kind} {fields}"))
         if kind == "agent.error":
             self._world.failed(str(fields.get("text")))
