@@ -8,6 +8,7 @@ a process of its own can block, and a model in virtual time has to say what it w
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Generator, Iterable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -482,11 +483,13 @@ class Daemon:
 
 
 class Link:
-    """A client's connection at its server: its channel (number 0) or a context."""
+    """A client's connection at its server: its channel (number 0) or a context. ``said`` and ``lost``: what its own
+    thread has heard while another client was waited for, and whether it has written down that the client has gone."""
 
     def __init__(self, end: End, client: ClientOf, number: int) -> None:
         self.end, self.client, self.number = end, client, number
-        self.kernel = self.sticky = self.terminating = False
+        self.kernel = self.sticky = self.terminating = self.lost = False
+        self.said: deque[bytes] = deque()
 
 
 class ClientOf:
@@ -519,9 +522,9 @@ class ServerProcess:
         self.hung = False
         self.busy_until = 0.0
         self.alarms: list[tuple[float, Any]] = []
-        self.untold: dict[float, tuple[End, str]] = {}
-        """When who hears which limits, of the thread of its own: it may be while another one's handshake is waited for,
-        as that thread hears of its client's end then (H1)."""
+        self.threads: list[tuple[float, Any]] = []
+        """What clients' own threads do, also while another client is waited for: such a thread hears of its client's
+        end then (H8)."""
 
     def run(self) -> Steps:
         kernel, delays = self.kernel, self.delays
@@ -558,7 +561,7 @@ class ServerProcess:
         self.log.write(texts.PRIORITY.format(priority=priority), texts.STARTED)
         while True:
             files: list[File] = [self.orders.file, *(link.end.file for link in self.links)]
-            times = [*self.untold, *(at for at, _ in self.alarms)] + (
+            times = [at for at, _ in (*self.alarms, *self.threads)] + (
                 [self.busy_until] if self.busy_until > kernel.now else []
             )
             if self.busy_until > kernel.now and not self.orders.over:
@@ -576,10 +579,10 @@ class ServerProcess:
                 elif link.end.over:  # the client's own thread hears that it has gone, and no more comes of it (H1)
                     self.links.remove(link)
                     link.end.close()
-                    self.log.write(texts.LOST.format(pid=link.client.pid, context=link.number))
+                    self.lost(link)
                 else:
                     link.end.file.messages.clear()
-            self.tell_limits()
+            self.own_threads()
             for alarm in [one for one in self.alarms if one[0] <= kernel.now]:
                 self.alarms.remove(alarm)
                 alarm[1]()
@@ -587,10 +590,22 @@ class ServerProcess:
     def later(self, seconds: float, what: Any) -> None:
         self.alarms.append((self.kernel.now + seconds, what))
 
-    def tell_limits(self) -> None:
-        for at in [at for at in self.untold if at <= self.kernel.now]:
-            end, limits = self.untold.pop(at)
-            end.say(b"LIMITS " + limits.encode())
+    def own_threads(self) -> None:
+        for one in [one for one in self.threads if one[0] <= self.kernel.now]:
+            self.threads.remove(one)
+            one[1]()
+
+    def hear(self, link: Link) -> None:
+        link.end.file.reset = False
+        while link.end.file.messages:
+            link.said.append(link.end.file.next().data)
+        if link.end.over:
+            self.lost(link)
+
+    def lost(self, link: Link) -> None:
+        if not link.lost:
+            link.lost = True
+            self.log.write(texts.LOST.format(pid=link.client.pid, context=link.number))
 
     def contexts(self) -> list[Link]:
         return [link for client in self.clients.values() for link in client.contexts.values()]
@@ -675,11 +690,14 @@ class ServerProcess:
         said: list[Message] = []
         for _ in range(3):
             while not end.file.messages and not end.over:
-                waits = bool(self.orders.file.messages)  # an order has to wait
-                yield [end.file] if waits else [end.file, self.orders.file], min(self.untold, default=None)
+                files = [end.file, *(link.end.file for link in self.links if not link.lost)]
+                files += [] if self.orders.file.messages else [self.orders.file]  # an order has to wait
+                yield files, min((at for at, _ in self.threads), default=None)
                 if self.orders.over:
                     return 0
-                self.tell_limits()
+                for link in sorted(self.links, key=lambda one: -one.number):
+                    self.hear(link)
+                self.own_threads()
             message = yield from end.hear()
             if message is None:
                 self.log.write(texts.NO_CREDENTIALS)
@@ -722,7 +740,8 @@ class ServerProcess:
         self.links.append(link)
         if number == 0:
             end.say(b"OK")
-            self.untold[self.kernel.now + self.delays.limits_told()] = end, client.limits
+            told = b"LIMITS " + client.limits.encode()
+            self.threads.append((self.kernel.now + self.delays.limits_told(), lambda: end.say(told)))
             self.world.judges.arrived(self, pid, client)
             return None
         if not client.number:
@@ -747,8 +766,8 @@ class ServerProcess:
 
     def listen(self, link: Link) -> Steps:
         link.end.file.reset = False
-        while link.end.file.messages:
-            said = link.end.file.next().data
+        while link.said or link.end.file.messages:
+            said = link.said.popleft() if link.said else link.end.file.next().data
             if said in (b"KERNEL", b"IDLE"):
                 link.kernel = said == b"KERNEL"
             elif said == b"TERMINATED" and link.terminating:
@@ -764,13 +783,13 @@ class ServerProcess:
                 self.closing += 1
                 # a killed process's contexts are closed in the same moment, and noticed first
                 last = self.kernel.now if client.contexts else client.last_close
-                self.later(max(0.0, last + self.delays.channel_close() - self.kernel.now), lambda: self.lose(client))
+                self.later(max(0.0, last + self.delays.channel_close() - self.kernel.now), lambda: self.lose(link))
                 return
             client.last_close = self.kernel.now
             client.contexts.pop(link.number, None)
             if not client.channel and not client.contexts:
                 del self.clients[client.pid]
-            self.log.write(texts.LOST.format(pid=client.pid, context=link.number))
+            self.lost(link)
             kernel = link.kernel
             if link.terminating:
                 self.terminated(link)
@@ -782,9 +801,10 @@ class ServerProcess:
                 self.faulted, self.destroyed = False, True
                 self.busy_until = self.kernel.now + self.delays.destroy()
 
-    def lose(self, client: ClientOf) -> None:
-        """Its channel."""
-        self.log.write(texts.LOST.format(pid=client.pid, context=0))
+    def lose(self, link: Link) -> None:
+        """A channel."""
+        client = link.client
+        self.lost(link)
         if self.kernel.now >= self.busy_until:
             self.disconnect(client)
         else:  # after the order that came meanwhile: it still counts as a worker thread (Q4, Q6 of the real runs)

@@ -10,7 +10,7 @@ from tests.conformance import report, scenarios
 from tests.world import steps
 
 REFERENCES = report.references()
-REAL = Path(__file__).with_name("handovers-h100.txt")
+REAL = {gpu: Path(__file__).with_name(f"handovers-{gpu.lower()}.txt") for gpu in ("H100", "H200")}
 
 
 @pytest.mark.parametrize(
@@ -26,13 +26,19 @@ def test_a_scene_is_as_it_was_on_real_mps(name: str) -> None:
 
 
 HANDOVERS = report.References(
-    {name: [("an H100", whole)] for name, whole in report.wholes(steps.as_here(REAL)).items()}, {}, REFERENCES.known
+    {
+        name: [(f"an {gpu}", whole)]
+        for gpu, raw in REAL.items()
+        for name, whole in report.wholes(steps.as_here(raw)).items()
+    },
+    {},
+    REFERENCES.known,
 )
 
 
 @pytest.mark.parametrize("name", HANDOVERS.real)
 def test_a_death_in_a_hand_over_is_as_it_was_on_real_mps(name: str) -> None:
-    """On an H100 with driver 580."""
+    """On an H100 and an H200 with driver 580."""
     raw = steps.play(name)
     assert raw is not None
     said, good, differences = steps.row(name, report.played(raw)[name], HANDOVERS)
