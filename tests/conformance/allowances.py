@@ -135,8 +135,8 @@ ALLOWED = (
         ("H8",),
         "real",
         r"Server S1: Client \{PID: c1, Context ID: 0\} connected",
-        "a server's own thread and the new one of its client write a line each in the same millisecond: in one run of H8 "
-        "both orders",
+        "a server's own thread and the new one of its client write a line each in the same millisecond: both orders in "
+        "one run of H8",
     ),
     Allowance(
         "the neighbour that lived",

@@ -666,7 +666,7 @@ def main() -> int:
     found = report.references()
     if asked.raw:
         found.real = {name: [("real now", whole)] for name, whole in report.wholes(as_here(asked.raw)).items()}
-    simulated = report.played(asked.sim.read_text()) if asked.sim else {}
+    simulated = report.played(as_here(asked.sim)) if asked.sim else {}
     total, equal, well, left = 0, 0, True, []
     print(f"{'scene':5} {'steps':>5}  {'world':18} {'simulator':18}")
     for name in asked.names or scenarios.ALL:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -16,6 +17,7 @@ import pytest
 from mpsagent.agent.host import Agent
 from tests.world import doors, heart, many, test_tenth
 from tests.world.heart import BEGIN, calm, enumerate_all
+from tests.world.kernel import Body, File, Kernel, Killed
 from tests.world.plans import LIMITS, WAYS, draw, fails
 from tests.world.world import Coming, Fault, Plan, World
 
@@ -80,6 +82,7 @@ def test_no_name_leads_to_the_machine_that_runs_the_test() -> None:
 
 
 BOTH_WAYS = """
+import contextlib
 import hashlib
 from tests.world import heart
 from tests.world.judges import Judges
@@ -196,3 +199,21 @@ def test_an_agent_that_looks_again_without_end_is_found(monkeypatch: pytest.Monk
     found = fails(calm("one client", "shared"))
     assert found is not None
     assert "in a second for nothing" in found[0]
+
+
+def test_who_is_killed_within_another_one_s_system_call_closes_nothing_of_it() -> None:
+    """Nor is anything told of what it would do at its end."""
+    kernel = Kernel(1, 0.0)
+    one, other = (kernel.spawn(name, 0, 0, kernel.init) for name in ("one", "other"))
+    for process in (one, other):
+        process.install(File(kernel))
+
+    class Closing(Body):
+        def clear(self) -> None:
+            with contextlib.suppress(Killed):
+                doors.os.close(3)
+
+    other.body = Closing()
+    with doors.opened(kernel, {}):
+        one.do(lambda: one.alive and other.do(lambda: kernel.exit(other)) and None)
+    assert 3 in one.fds
