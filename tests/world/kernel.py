@@ -117,7 +117,7 @@ class Socket(File):
 
     @property
     def full(self) -> bool:
-        return self.waiting >= BUFFER or (self.datagrams and len(self.messages) >= DATAGRAMS)
+        return self.waiting >= self.kernel.buffer or (self.datagrams and len(self.messages) >= DATAGRAMS)
 
     def hear(self, message: Message) -> None:
         self.kernel.happened += 1
@@ -401,6 +401,8 @@ class Kernel:
         self.current: Process
         self.nodes: dict[str, Inode] = {}
         self._inode = 1
+        self.buffer = BUFFER
+        """net.core.wmem_default of this machine."""
         self.called: Callable[[Process, str], None] = lambda process, what: None
         """Hears of each system call of a real program that has an effect, and of each step of a model, before it is
         done: here faults come in."""

@@ -28,7 +28,7 @@ from mpsagent.system import names as real_names
 from mpsagent.wire import link
 from tests.world import orders
 from tests.world.judges import Broken, Judges
-from tests.world.kernel import BOOT, File, Process, Socket
+from tests.world.kernel import BOOT, BUFFER, File, Process, Socket
 from tests.world.mps import CLIENT, CREDENTIALS, DESCRIPTOR, ClientOf, Daemon, End, ServerProcess
 from tests.world.people import Client, Life, Steps
 from tests.world.plans import LIMITS
@@ -86,6 +86,8 @@ class Day(Plan):
     """Seconds after a fault in which nobody is promised a time."""
     quiet: bool = False
     """What waits is judged by ``waits`` alone: the GPU may be idle for a moment."""
+    buffer: int = BUFFER
+    """Bytes that a socket takes."""
 
     @property
     def policy(self) -> str:
@@ -382,6 +384,7 @@ class Troubled(World):
     def __init__(self, plan: Day) -> None:
         super().__init__(plan)
         self.judges = Watchful(self)
+        self.kernel.buffer = plan.buffer
         self.down: float | None = None
         """Until when the name service was."""
         self.silent = False
@@ -439,7 +442,10 @@ class Troubled(World):
         """All processes of a user are killed, at nearly the same time."""
         there = sorted(self.who("client"), key=lambda one: one.pid)
         if there:
-            uid = self.chance.choice(sorted({one.uid for one in there}))
+            hung = {one.uid for one in self.judges.lives if not one.honest}
+            uid = self.chance.choice(sorted(hung if self.plan.buffer < BUFFER else {one.uid for one in there}))
+            for one in self.who("agent") if self.plan.buffer < BUFFER else ():
+                super().strike(one, Fault(0.0, "agent", "stop"))
             self.judges.faults.append((self.kernel.now, "client"))
             self.tell(f"all processes of user {uid} are killed")
             for one in there:
@@ -635,6 +641,16 @@ def jobs(chance: random.Random, seed: int) -> Day:
     return Day(seed, "apart", tuple(comings), faults, LIMITS, name="jobs", preempt=0.2, over=70.0)
 
 
+def told(chance: random.Random, seed: int) -> Day:
+    """Sockets take little, and the agent is stopped while the gate tells it of each process: those of one user, which
+    no server has named, end before their pidfds are sent."""
+    bad, *users = chance.sample(sorted(LIMITS), 4)
+    comings = [Guest(2 + chance.uniform(0, 3), uid, 60.0) for uid in users for _ in range(10)]
+    comings += [Guest(12.0 + chance.uniform(0, 0.1), bad, 80.0, kind="liar") for _ in range(4)]
+    faults = (Fault(chance.uniform(36, 40), "agent", "a job ends", chance.randint(20, 34)),)
+    return Day(seed, "apart", tuple(comings), faults, LIMITS, name="told", preempt=0.05, over=90.0, buffer=16_384)
+
+
 def slips(chance: random.Random, seed: int) -> Day:
     """A mistake in what the agent makes of one message costs nothing of what came together with it."""
     users = chance.sample(sorted(LIMITS), chance.randint(2, 4))
@@ -786,7 +802,7 @@ def doubtful(chance: random.Random, seed: int) -> Day:
 DAYS: Mapping[str, Callable[[random.Random, int], Day]] = {
     "paused": paused, "ends": ends, "crowd": crowd, "returning": returning, "hostile": hostile, "machine": machine,
     "names": name_service, "doubtful": doubtful, "overtaken": overtaken, "away": away, "jobs": jobs, "slips": slips,
-    "bounded": bounded,
+    "bounded": bounded, "told": told,
 }  # fmt: skip
 _DAYS = tuple(DAYS)
 Draws = Callable[[int, tuple[str, ...]], Day]
