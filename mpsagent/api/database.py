@@ -365,6 +365,12 @@ _LAST = """
     WHERE kind = 'client' AND came < :end AND coalesce(ended, :now) >= :begin AND {whose} GROUP BY uid, job
 """
 """Of each job the client that ended last, or has not (SQLite takes the other columns from the row with the maximum)."""
+_JOBS = """
+    CREATE TEMP TABLE jobs AS SELECT uid, job FROM sessions
+    WHERE kind = 'client' AND job IS NOT NULL AND came < :end AND coalesce(ended, :now) >= :begin
+    GROUP BY uid, job ORDER BY max(coalesce(ended, :now + 1)) DESC LIMIT :most
+"""
+"""Those that the report is about: of a year with 670,000 jobs it took 791 MB, and the api has 256."""
 
 
 def report(
@@ -376,9 +382,9 @@ def report(
     ``threads``, ``memory``: the most that one of a job's clients had: percent, and bytes on a device, 0: no limit.
     ``ended``: how the last of a job's clients did (:func:`mpsagent.core.sessions.how`). ``live``: by session, what it
     has used and is not on record yet. What a client used on several days is divided by time."""
-    whose = "true" if by != "job" else "job IS NOT NULL" if job is None else "job = :job"
+    whose = "true" if by != "job" else "(uid, job) IN jobs" if job is None else "job = :job"
     begins, ends = _begins(date.fromisoformat(first)), local_day(_begins(date.fromisoformat(last)))[1]
-    values = {"begin": begins, "end": ends, "now": now, "job": job}
+    values = {"begin": begins, "end": ends, "now": now, "job": job, "most": MOST_JOBS}
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def of(*key: Any) -> dict[str, Any]:
@@ -388,6 +394,8 @@ def report(
 
     owner = "uid, job" if by == "job" else "uid"
     with _reading(path) as connection:
+        if by == "job" and job is None:
+            connection.execute(_JOBS, values)
         for at, counted in _HAPPENED.items():
             wanted = {**counted, "at": f"max({at})"}
             if by == "job" and at == "passed":
@@ -427,7 +435,7 @@ def report(
         ended = {(uid, name): how(outcome, rule) for uid, name, outcome, rule, _ in lasts}
     if by != "job":
         return [{by: one, **{name: found[one,][name] for name in (*SUMS, *USED)}} for (one,) in sorted(found)]
-    jobs = sorted(found, key=lambda one: (found[one]["at"], one[1]), reverse=True)[:MOST_JOBS]
+    jobs = sorted(found, key=lambda one: (found[one]["at"], one[1]), reverse=True)
     columns = (*SUMS, *USED, "threads", "memory", "ended")
     for who in jobs:
         found[who]["ended"] = ended.get(who, "unknown")

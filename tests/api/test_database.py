@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from mpsagent.api import database
 from mpsagent.api.database import NAME, Database, Query
 from mpsagent.api.history import History
 from mpsagent.core.model import Use
+from mpsagent.core.sessions import Session
 from tests.api.history_files import lines, row, write
 
 pytestmark = pytest.mark.usefixtures("no_leak")
@@ -230,6 +232,23 @@ def test_the_report_of_jobs(tmp_path: Path) -> None:
     file.trim(days, 86400.0, 1 << 40)
     file.close()
     assert [one["job"] for one in database.report(path, "1970-01-01", "1990-01-01", "job", days)] == ["slurm-9"]
+
+
+def test_a_report_of_very_many_jobs_takes_the_memory_of_those_it_is_about(tmp_path: Path) -> None:
+    """Any user may ask for it, and the api has 256 MB: of a year with 670,000 jobs it took 791."""
+    file, count = Database(tmp_path / NAME), 20 * database.MOST_JOBS
+    clients = (
+        Session(n, "client", None, 1000, n, n, n, n + 0.5, "ok", None, f"slurm-{n}") for n in range(1, count + 1)
+    )
+    file.save(map(database.session_row, clients))
+    file.close()
+    day = database.local_day(1.0)[0]
+    tracemalloc.start()
+    rows = database.report(tmp_path / NAME, day, day, "job", float(count))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [one["job"] for one in rows] == [f"slurm-{n}" for n in range(count, count - database.MOST_JOBS, -1)]
+    assert most < 8 << 20
 
 
 def test_what_a_failed_write_has_told_is_not_told_twice(tmp_path: Path) -> None:
