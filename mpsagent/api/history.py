@@ -11,16 +11,14 @@ import asyncio
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from mpsagent.api import database
-from mpsagent.api.database import NAME, Database, Query, Record, Row, Unusable, session_row
-from mpsagent.core.model import Use
-from mpsagent.core.sessions import Key, Session, Sessions
+from mpsagent.api.database import NAME, Database, Record, Row, Unusable, session_row
+from mpsagent.core.sessions import Key, Sessions
 from mpsagent.system.threads import in_thread
 
 T = TypeVar("T")
@@ -146,22 +144,9 @@ class History:
                 found.append(record)
         return found[: -limit - 1 : -1]
 
-    async def find(self, query: Query) -> list[Record]:
-        """Records from the database. Raises OSError when there is none, TimeoutError when it takes too long."""
-        return await self._ask(lambda path: database.find(path, query))
-
-    async def find_sessions(self, query: Query) -> list[Session]:
-        """Sessions, as far as they are written. Raises OSError and TimeoutError."""
-        return await self._ask(lambda path: database.sessions(path, query))
-
-    async def report(
-        self, first: str, last: str, by: str, now: float, job: str | None = None,
-        live: Mapping[int, Use] = MappingProxyType({}),
-    ) -> list[Record]:  # fmt: skip
-        """See :func:`mpsagent.api.database.report`. Raises OSError and TimeoutError."""
-        return await self._ask(lambda path: database.report(path, first, last, by, now, job, live))
-
-    async def _ask(self, question: Callable[[Path], T]) -> T:
+    async def ask(self, question: Callable[[Path], T]) -> T:
+        """The file, in a thread: it has what is written so far. Raises OSError when there is none, TimeoutError when it
+        takes too long."""
         path = self._path
         if path is None:
             raise OSError(0, "the history is only in memory: mpsagent-api was started without a state directory")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mpsagent.agent import lease_body
 from mpsagent.agent.condition import Condition, problems
@@ -180,7 +180,7 @@ class Everything:
         elif cursor < history.oldest - 1 or cursor > history.newest:
             raise CursorGone(cursor, history.oldest - 1)
         if cursor < history.in_memory - 1:
-            found = await _kept(history.find(Query(after=cursor, limit=limit)))
+            found = await self._kept(database.find, Query(after=cursor, limit=limit))
             if found:
                 return [one for one in found if int(str(one["seq"])) <= history.newest]
         return history.since(cursor, limit)
@@ -189,14 +189,14 @@ class Everything:
         """Records, as :meth:`records` gives them, that answer the query; ``user``: a name or uid. Raises Problem."""
         if user is not None:
             query = query._replace(uid=(await self._identity(user)).uid)
-        return await _kept(self._history.find(query))
+        return await self._kept(database.find, query)
 
     async def sessions(self, user: str | None, query: Query) -> list[Json]:
         if user is not None:
             query = query._replace(uid=(await self._identity(user)).uid)
         now, live = self._received.now(), {one.number: one for one in self._history.sessions.open.values()}
         used = dict(self._received.live)
-        found = await _kept(self._history.find_sessions(query))  # those that go on have used more memory since
+        found = await self._kept(database.sessions, query)  # those that go on have used more memory since
         uids = {one.uid for one in found if one.uid is not None}
         who = await asyncio.gather(*map(self._received.names.look_up, uids))
         names = {one.uid: one.name for one in who}
@@ -204,9 +204,9 @@ class Everything:
 
     async def report(self, by: str, first: str, last: str, job: str | None = None) -> Json:
         """Sums of these days; ``job``: of this one alone. Raises Problem."""
-        history, now, names = self._history, self._received.now(), self._received.names
+        now, names = self._received.now(), self._received.names
         kind, live = by if by in ("day", "job") else "uid", dict(self._received.live)
-        kept: list[Json] = await _kept(history.report(first, last, kind, now, job, live))
+        kept: list[Json] = await self._kept(database.report, first, last, kind, now, job, live)
         uids = sorted({row["uid"] for row in kept if by != "day"})
         who = dict(zip(uids, await asyncio.gather(*map(names.look_up, uids)), strict=True))
         if by == "group":
@@ -214,6 +214,13 @@ class Everything:
         else:
             rows = kept if by == "day" else [{**row, "user": who[row["uid"]].name} for row in kept]
         return {"by": by, "first": first, "last": last, "rows": [_with_utilization(row) for row in rows]}
+
+    async def _kept(self, question: Callable[..., T], *words: Any) -> T:
+        """What the history's file says. Raises Problem where it says nothing."""
+        try:
+            return await self._history.ask(lambda path: question(path, *words))
+        except OSError as error:
+            raise Problem(503, f"the history cannot be read: {error.strerror}", "history", "see `status`") from None
 
     def newest(self) -> int:
         """``seq`` of the newest record."""
@@ -256,11 +263,3 @@ def of_groups(rows: Iterable[Json], who: Iterable[Identity], named: Iterable[str
 def _with_utilization(row: Json) -> Json:
     ratio = row["busy"] / row["counted"] if row["counted"] else None
     return {**row, "shared": bool(row["shared"]), "utilization": ratio}
-
-
-async def _kept(answer: Awaitable[T]) -> T:
-    """What the database says. Raises Problem where it says nothing."""
-    try:
-        return await answer
-    except OSError as error:
-        raise Problem(503, f"the history cannot be read: {error.strerror}", "history", "see `status`") from None

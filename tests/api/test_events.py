@@ -199,7 +199,8 @@ def test_a_history_that_takes_nothing_is_said_until_it_does_again(
         other.execute("COMMIT")
         other.close()
         await until_so(lambda: "only in memory" not in said(backend) and not one.history._pending)
-        assert (await one.history.find(Query(after=number - 1)))[0]["kind"] == "first"
+        query = Query(after=number - 1)
+        assert (await one.history.ask(lambda path: database.find(path, query)))[0]["kind"] == "first"
         one.history.close()
 
     asyncio.run(scenario())

@@ -10,10 +10,12 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from mpsagent.api import database
 from mpsagent.api import history as module
 from mpsagent.api.database import NAME, Query
 from mpsagent.api.history import History
@@ -199,6 +201,10 @@ async def test_closed_at_any_turn_of_the_loop(tmp_path: Path, monkeypatch: pytes
 
 async def test_an_old_record_is_found_while_others_are_written(tmp_path: Path) -> None:
     """A long question must not wait for the writer, nor hold it up."""
+
+    def after(number: int, path: Path) -> list[database.Record]:
+        return database.find(path, Query(after=number, limit=2))
+
     history = History(str(tmp_path), capacity=50)
     for number in range(1000):
         history.append("a", float(number), uid=number % 7)
@@ -208,9 +214,9 @@ async def test_an_old_record_is_found_while_others_are_written(tmp_path: Path) -
     assert history.oldest == 1
     assert history.in_memory == 951
     history.append("a", 0.0)
-    found = await asyncio.gather(*(history.find(Query(after=n, limit=2)) for n in range(0, 900, 30)))
+    found = await asyncio.gather(*(history.ask(partial(after, n)) for n in range(0, 900, 30)))
     assert [one[0]["seq"] for one in found] == list(range(1, 901, 30))
-    assert (await history.report("1970-01-01", "9999-12-31", "uid", 0.0)) == []
+    assert (await history.ask(lambda path: database.report(path, "1970-01-01", "9999-12-31", "uid", 0.0))) == []
     history.close()
     with pytest.raises(OSError, match="only in memory"):
-        await History(None).find(Query())
+        await History(None).ask(partial(after, 0))
