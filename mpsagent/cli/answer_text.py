@@ -60,12 +60,9 @@ def _page(body: Json, paint: Paint, now: datetime, most: int) -> list[str]:
     if len(problems) > most:
         lines.append(f"  {paint('!', 'bad')} and {many(len(problems) - most, 'problem')} more (mpsagent-cli doctor)")
     for label, text, colour in _rows(body, now, most):
-        first, *rest = _block(f"  {label:<{_LABEL}}", 2 + _LABEL, text)
-        head, tail = first[: 2 + _LABEL], first[2 + _LABEL :]
-        lines.append(head + (paint(tail, colour) if colour else tail))
-        lines += [
-            one[: 2 + _LABEL] + (paint(one[2 + _LABEL :], colour) if colour else one[2 + _LABEL :]) for one in rest
-        ]
+        for line in _block(f"  {label:<{_LABEL}}", 2 + _LABEL, text):
+            head, tail = line[: 2 + _LABEL], line[2 + _LABEL :]
+            lines.append(head + (paint(tail, colour) if colour else tail))
     return lines
 
 

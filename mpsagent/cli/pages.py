@@ -50,22 +50,16 @@ def top(path: str, as_json: bool, every: float = 2.0) -> None:
 
 def servers(path: str, as_json: bool) -> None:
     """MPS servers, their users and limits."""
-    from mpsagent.cli import answer_text
+    from mpsagent.cli.answer_text import servers
 
-    def text(body: Json) -> list[str]:
-        return answer_text.servers(body["servers"], ask.now(), ask.width())
-
-    ask.show(path, "/v1/servers", as_json, text)
+    ask.show(path, "/v1/servers", as_json, lambda body: servers(body["servers"], ask.now(), ask.width()))
 
 
 def clients(path: str, as_json: bool) -> None:
     """Processes that use or wait for the GPU through MPS."""
-    from mpsagent.cli import answer_text
+    from mpsagent.cli.answer_text import clients
 
-    def text(body: Json) -> list[str]:
-        return answer_text.clients(ask.command_lines(body["clients"]), ask.width())
-
-    ask.show(path, "/v1/clients", as_json, text)
+    ask.show(path, "/v1/clients", as_json, lambda body: clients(ask.command_lines(body["clients"]), ask.width()))
 
 
 def queue(path: str, as_json: bool) -> None:

@@ -24,8 +24,7 @@ SECONDS = frozenset({"gpu", "waited", "longest", "paused", "counted", "busy"})
 SHARED = "*: of all users together, who were at work on one server"
 OF_JOBS = ("user", "threads", "memory", "gpu", "waited", "clients", "faults", "ended")
 OF_USE = ("gpu", "util", "energy", "waited", "clients", "faults")
-"""Where NVML has said what was used."""
-"""What a page has room for; CSV and JSON have the rest, too."""
+"""What a page has room for, of jobs, and where NVML has said what was used; CSV and JSON have the rest, too."""
 
 
 @click.command()
@@ -152,13 +151,9 @@ def _value(name: str, row: Json) -> str:
         return wording.utilization(row)
     if name == "energy":
         hours = row[name] / 3600
-        return (
-            f"{hours:.3g} Wh"
-            if hours < 1000
-            else f"{hours / 1000:.3g} kWh"
-            if hours < 1e6
-            else f"{hours / 1000:.0f} kWh"
-        )
+        if hours < 1000:
+            return f"{hours:.3g} Wh"
+        return f"{hours / 1000:.3g} kWh" if hours < 1e6 else f"{hours / 1000:.0f} kWh"
     if name == "used":
         return wording.size(row["memory_used"] or None)
     return duration_text(row[name]) if name in SECONDS else f"{row[name]:g}"

@@ -164,16 +164,10 @@ def explain(path: str, user: str, cgroup: str | None, as_json: bool) -> None:
 
     And what goes on at this moment: the user's clients, place in the queue and turn.
     """
-    from urllib.parse import quote
-
     from mpsagent.cli import policy_text
 
-    def text(body: ask.Json) -> list[str]:
-        return policy_text.explained(body, ask.now(), ask.width())
-
-    name = quote(user, safe="", errors="surrogateescape")  # any bytes: the agent says that there is no such user
-    there = "" if cgroup is None else f"&cgroup={quote(cgroup, safe='', errors='surrogateescape')}"
-    ask.show(path, f"/v1/policy/explain?user={name}{there}", as_json, text)
+    target = ask.target("/v1/policy/explain", {"user": user, "cgroup": cgroup})
+    ask.show(path, target, as_json, lambda body: policy_text.explained(body, ask.now(), ask.width()))
 
 
 # --- acting
