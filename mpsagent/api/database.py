@@ -21,6 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from mpsagent.api.sums import SUMS, USED, add
 from mpsagent.core.model import Use
 from mpsagent.core.sessions import Session, Sessions, how, with_use
 
@@ -50,13 +51,7 @@ PATIENCE = 5.0
 """Seconds that a question may take."""
 MOST_JOBS = 1000
 """Jobs in a report: those of the last days."""
-SUMS = ("gpu", "waited", "longest", "clients", "left", "refused", "faults", "forced", "turns", "paused")
 _SAVE = f"INSERT OR REPLACE INTO sessions VALUES ({','.join('?' * len(fields(Session)))})"  # noqa: S608 - our own words
-USED = ("counted", "busy", "energy", "memory_used", "shared")
-"""What clients did with the GPU: busy seconds of those that were counted, joules, the most bytes of a process; shared:
-these are those of several users."""
-LARGEST = frozenset({"longest", "threads", "memory", "at", "memory_used", "shared"})
-"""Of several the largest counts; of the others the sum."""
 _PASSING = ("FULL", "IOERR", "BUSY", "LOCKED", "READONLY", "CANTOPEN", "PERM", "AUTH", "NOMEM", "INTERRUPT", "PROTOCOL")
 """SQLite's errors that say nothing against the file itself."""
 
@@ -406,9 +401,8 @@ def report(
                 f" WHERE +kind IN ('client', 'turn') AND {at} >= :begin AND {at} < :end AND {whose} GROUP BY {key}"
             )
             for row in connection.execute(text, values):
-                sums = of(*row[len(wanted) :])
-                for name, value in zip(wanted, row, strict=False):
-                    sums[name] = max(sums[name], value or 0) if name in LARGEST else sums[name] + value
+                happened = {name: value or 0 for name, value in zip(wanted, row, strict=False)}
+                add(of(*row[len(wanted) :]), happened, wanted)
         pauses: dict[int, list[tuple[float, float]]] = {}
         for uid, begin, end in _stretches(
             connection.execute(_AT_WORK.format(key="uid", kind="pause", whose="true"), values)

@@ -15,6 +15,7 @@ from mpsagent.api import database, views
 from mpsagent.api.database import Query
 from mpsagent.api.explaining import explained
 from mpsagent.api.received import Received
+from mpsagent.api.sums import SUMS, USED, add
 from mpsagent.core import placement
 from mpsagent.core.sentences import Names, sentence
 from mpsagent.policy.identity import Identity
@@ -252,11 +253,10 @@ def of_groups(rows: Iterable[Json], who: Iterable[Identity], named: Iterable[str
     found: dict[str | None, Json] = {}
     for row, one in zip(rows, who, strict=True):
         group = next((name for name in (*named, *one.groups) if name in one.groups), None)
-        names = (*database.SUMS, *database.USED)
+        names = (*SUMS, *USED)
         total = found.setdefault(group, {"group": group, "users": 0, **dict.fromkeys(names, 0)})
         total["users"] += 1
-        for name in names:
-            total[name] = max(total[name], row[name]) if name in database.LARGEST else total[name] + row[name]
+        add(total, row, names)
     return sorted(found.values(), key=lambda row: str(row["group"]))
 
 

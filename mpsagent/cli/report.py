@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from mpsagent.api.database import LARGEST, SUMS, USED
+from mpsagent.api.sums import SUMS, USED, add
 from mpsagent.cli import ask, options, tables, wording
 from mpsagent.cli.ask import Json
 
@@ -82,9 +82,7 @@ def merged(files: Sequence[Path]) -> Json:
         whose = tuple(row[name] for name in FIRST[by] if name in (*NAMES, "uid"))
         if (total := rows.setdefault(whose, row)) is not row:
             unlimited = 0 in (total.get("memory"), row.get("memory"))
-            for name in (*SUMS, *USED, *{"users", "threads", "memory"}.intersection(FIRST[by])):
-                most = name in LARGEST or name == "users"
-                total[name] = max(total[name], row[name]) if most else total[name] + row[name]
+            add(total, row, (*SUMS, *USED, *{"users", "threads", "memory"}.intersection(FIRST[by])))
             if unlimited:
                 total["memory"] = 0
             if total.get("ended") == "finished":
