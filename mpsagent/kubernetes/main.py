@@ -52,7 +52,7 @@ def main(
         from mpsagent.kubernetes.kubelet import AtKubelet, shares_of_pods
         from mpsagent.kubernetes.plugin import Plugin
     except ImportError as error:
-        sys.exit(f"mpsagent-kubernetes: {error}; it needs grpcio and protobuf: pip install 'mpsagent[kubernetes]'")
+        sys.exit(f"mpsagent-kubernetes: {error}; it needs grpcio and protobuf: pip install grpcio protobuf")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
