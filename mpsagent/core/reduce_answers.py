@@ -23,6 +23,8 @@ def _status_seen(state: State, event: inp.ServerStatusSeen, out: Out) -> State:
     server = state.servers.get(event.server)
     if server is None:
         return state
+    if event.status == Status.FAULT and server.status is Status.INITIALIZING:
+        return state  # one that does not start says so, too, for its last milliseconds (550 without a GPU)
     if event.status == Status.FAULT and server.mended is not None and event.at <= server.mended + _JUST_NOW:
         return state
     if event.status == Status.FAULT and server.status is not Status.FAULT:

@@ -35,9 +35,10 @@ def test_everything_is_in_words_and_fits(stage: Stage) -> None:
     first, second = stage.client(A, "sleep", 600), stage.client(A, "sleep", 600)
     first.known()
     second.known()
-    waiting = [stage.client(B, "sleep", 600), stage.client(C, "sleep", 600)]
-    for one in waiting:
-        stage.waiting(one)
+    waiting = []
+    for uid in (B, C):  # one after the other: who came first is next
+        waiting.append(stage.client(uid, "sleep", 600))
+        stage.waiting(waiting[-1])
     refused = stage.client(C + 1, "query")
     refused.ended()
     stage.record("client.refused", pid=refused.pid)

@@ -187,6 +187,14 @@ def test_a_server_that_is_just_starting_is_not_root_s_because_it_still_runs_as_r
     assert apply(ready, listed._replace(at=3)).servers[100].uid == 0, "the kernel counts, not the log"
 
 
+def test_a_server_that_does_not_start_counts_as_that_whatever_mps_said_of_it_last() -> None:
+    """550 without a GPU says FAULT of it: it had a fault then, and was tried without a pause."""
+    events = ev.ServerStarting(1, 100, 1001), inp.ServerStatusSeen(1.04, 100, "FAULT"), ev.ServerExited(1.05, 100, 1)
+    failure = apply_all(daemon(), events).lane.start_failure
+    assert failure is not None
+    assert failure.count == 1
+
+
 def test_a_server_that_mps_lists_before_its_log_does_is_not_root_s_because_it_still_runs_as_root() -> None:
     listed = inp.ServersListed(1.05, {100: 0}, frozenset())
     state = apply(daemon(), listed)
