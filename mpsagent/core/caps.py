@@ -60,8 +60,12 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         if words:
             reason = f"process {pid} of user {uid}: {words}; mpsagent-cli env prints what does no harm"
             todo.append(act.Report(kind="client.environment", reason=reason, rule="built-in", uid=uid, pid=pid))
-    for uid in filter(view.identified, view.state.users()):
-        ends, at = _over(view, uid, view.state.clients_of_user(uid), now)
+    of_users: dict[int, list[Client]] = {uid: [] for uid in filter(view.identified, view.state.users())}
+    for client in view.state.clients.values():
+        if client.uid in of_users:
+            of_users[client.uid].append(client)
+    for uid, clients in of_users.items():
+        ends, at = _over(view, uid, tuple(clients), now)
         wakes += at
         for client, reason, rule in ends:
             if view.rules(uid).enforce_limits:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from tests.world.people import Life
 
 if TYPE_CHECKING:
+    from tests.world.kernel import Process
     from tests.world.loop import Loop
     from tests.world.mps import ClientOf, ServerProcess
     from tests.world.world import World
@@ -56,6 +57,8 @@ class Judges:
         """When, and to whom something was done."""
         self.servers: dict[int, bool] = {}
         """Those that a client has met, and whether the first one was honest."""
+        self._server: dict[int, Process] = {}
+        """By client, where it came last."""
         self.stopped = float("-inf")
         """When a process was stopped last."""
         self._turns: dict[Loop, deque[tuple[int, int]]] = {}
@@ -72,10 +75,12 @@ class Judges:
 
     def served(self, life: Life) -> bool:
         """Its server lives, although it may not notice when not."""
-        return life.process.alive
+        server = self._server.get(life.process.pid)
+        return server is not None and server.alive
 
     def arrived(self, server: ServerProcess, pid: int, client: ClientOf) -> None:
         """A client has its channel."""
+        self._server[pid] = server.process
         who = server.process.pid
         self.servers.setdefault(who, any(one.process.pid == pid and one.honest for one in self.lives))
 
@@ -87,7 +92,8 @@ class Judges:
             self.fail(f"client {life.process.pid} of user {life.uid} has {life.limits}, and the policy says {policy}"
                       f" (the strictest: {least})")  # fmt: skip
         if self.world.plan.turns:
-            others = [one for one in self.lives if one.works and one.uid != life.uid and not one.process.stopped]
+            others = [one for one in self.lives if one.works and one.uid != life.uid and not one.process.stopped
+                      and self.served(one)]  # fmt: skip
             if others:
                 who = ", ".join(f"{one.process.pid} of user {one.uid}" for one in others)
                 self.fail(f"client {life.process.pid} of user {life.uid} works while {who} does")

@@ -316,11 +316,6 @@ class Watchful(Judges):
             if life.process.pid == pid and life.process.alive:
                 life.inside = True  # type: ignore[attr-defined]
 
-    def served(self, life: Life) -> bool:
-        """Its server lives."""
-        server = self._server.get(life.process.pid)
-        return server is not None and server.alive
-
     def _bounds(self, now: float, day: Day, at_work: list[Life]) -> None:
         if day.clients is not None:
             counts = Counter(one.uid for one in self.lives if getattr(one, "inside", False) and one.process.alive)
