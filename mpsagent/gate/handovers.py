@@ -223,7 +223,7 @@ class Instance:
     def _lost_start(self, process: Process) -> bool:
         """Whether its server has ended before its first hand-over had settled."""
         known = self._queue.known_process(process)
-        first = known is not None and known.connections == 1
+        first = known is not None and known.connections <= 1 + known.restored
         if first and any(hung_up(one) for one in self._settling.get(process, ())):
             self._lost[process] = None
             if len(self._lost) > MOST_LATE:

@@ -43,6 +43,8 @@ class KnownProcess:
     limits: Limits | None
     connections: int = 0
     instance: str = ""
+    restored: bool = False
+    """By an earlier gate, which may have been in its first hand-over: that is the next one then."""
     listed: Counter[int] = field(default_factory=Counter)
     opened: list[float] = field(default_factory=list)
 

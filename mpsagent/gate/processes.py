@@ -99,7 +99,7 @@ class KnownProcesses:
             return False
         self._queue.know(
             KnownProcess(
-                pid, said.uid, said.gid, said.start, said.since, said.limits, 0 if said.unseen else 1, instance
+                pid, said.uid, said.gid, said.start, said.since, said.limits, 0 if said.unseen else 1, instance, True
             )
         )
         self._queue.places(instance).doubtful = True

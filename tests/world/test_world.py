@@ -17,7 +17,7 @@ import pytest
 from mpsagent.agent.host import Agent
 from tests.world import doors, heart, many, test_tenth
 from tests.world.heart import BEGIN, calm, enumerate_all
-from tests.world.kernel import Body, File, Kernel, Killed
+from tests.world.kernel import BOOT, Body, File, Kernel, Killed
 from tests.world.plans import LIMITS, WAYS, draw, fails
 from tests.world.world import Coming, Fault, Plan, World
 
@@ -217,3 +217,22 @@ def test_who_is_killed_within_another_one_s_system_call_closes_nothing_of_it() -
     with doors.opened(kernel, {}):
         one.do(lambda: one.alive and other.do(lambda: kernel.exit(other)) and None)
     assert 3 in one.fds
+
+
+def test_a_second_gate_remembers_who_lost_its_server_in_a_hand_over_that_it_has_taken_up() -> None:
+    """It counted such a hand-over as a further one of a process that the first gate had known, and the client had no
+    memory limit on its next server (20 of 94,826 pairs of deaths)."""
+    calm_one, second = calm("one client", "shared"), []
+    for plan in heart.deaths(calm_one):
+        if plan.faults[0].who == "gate" and plan.faults[0].call > 60:
+            world = World(plan)
+            world.play()
+            given, (died, _) = world.judges.lives[0].given, world.judges.faults[0]
+            if given is None or given < died + 0.05:
+                break
+            second.append((plan, given - BOOT))
+    for plan, given in second[-4:]:
+        for later in (0.0002, 0.002):
+            both = replace(plan, faults=(*plan.faults, Fault(given + later, "daemon")))
+            found = fails(both)
+            assert found is None, f"{both.faults}: {found[0]}"
