@@ -107,7 +107,7 @@ class Socket(File):
         self.accepted = float("-inf")
         """When the other end was."""
         self.reset = self.over = False
-        self.address = ""
+        self.address = self.heard = ""
 
     def readable(self) -> bool:
         return bool(self.messages or self.queue or self.over or self.reset)

@@ -53,6 +53,11 @@ class End:
             return False
         return True
 
+    def tell(self, what: str) -> None:
+        """The other end reads it at once: no copy of its descriptor can."""
+        if self.file.peer is not None:
+            self.file.peer.heard = what
+
     def hear(self, until: float | None = None) -> Generator[tuple[list[File], float | None], None, Message | None]:
         """The next message, waiting for it; None at the end, or when it is too late."""
         while True:
@@ -740,8 +745,8 @@ class ServerProcess:
         self.links.append(link)
         if number == 0:
             end.say(b"OK")
-            told = b"LIMITS " + client.limits.encode()
-            self.threads.append((self.kernel.now + self.delays.limits_told(), lambda: end.say(told)))
+            told = self.kernel.now + self.delays.limits_told()
+            self.threads.append((told, lambda: end.tell(client.limits)))
             self.world.judges.arrived(self, pid, client)
             return None
         if not client.number:

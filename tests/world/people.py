@@ -141,8 +141,7 @@ class Client:
         _, *limits, wait = answer.decode().split()
         if limits == ["-", "-"]:
             assert self.channel is not None
-            said = [one.data.decode().split() for one in self.channel.file.messages]
-            limits = said[0][1:] if said else ["0", "0"]
+            limits = self.channel.file.heard.split() or ["0", "0"]
         return float(limits[0]), float(limits[1]), float(wait)
 
     def meet(self, number: int) -> Generator[tuple[list[File], float | None], None, End | None]:

@@ -25,6 +25,8 @@ BEFORE, MEASURED = 20.0, 40.0
 JOB = 0.3
 """Seconds that one of carol's works."""
 TENTH = 0.1
+SEEDS = (1, 2, 3)
+"""One world alone has a few of carol's processes more or less, by chance: from 77 to 86 in eight of one row."""
 
 
 @dataclass(frozen=True)
@@ -99,17 +101,21 @@ ATTACKS = {
 
 
 def played(way: str, attack: Attack | None) -> int:
-    """How many of carol's processes have done their work."""
+    """How many of carol's processes have done their work, in one world after the other."""
+    return sum(one(way, attack, seed) for seed in SEEDS)
+
+
+def one(way: str, attack: Attack | None, seed: int) -> int:
     end = BEFORE + MEASURED
     honest = [Coming(3.0, CAROL, JOB), *([Coming(2.5, BOB, end - 2.5)] if way in AT_ONCE else [])]
     attack = attack or Attack("honest", count=0)
     theirs = [
-        Coming(2.0 + one / attack.count, ALICE + one % attack.users, attack.work, attack.contexts, attack.kind)
-        for one in range(attack.count)
+        Coming(2.0 + at / attack.count, ALICE + at % attack.users, attack.work, attack.contexts, attack.kind)
+        for at in range(attack.count)
     ]
     limits = {**LIMITS, **{one.uid: LIMITS[ALICE] for one in theirs}}
     world = Loops(
-        Beside(1, way, (*honest, *theirs), (), limits, hers=attack.hers, lives=attack.lives, again=attack.again)
+        Beside(seed, way, (*honest, *theirs), (), limits, hers=attack.hers, lives=attack.lives, again=attack.again)
     )
     world.play()
     return world.done
@@ -127,5 +133,5 @@ def alone() -> Callable[[str], int]:
 def test_honest_users_lose_a_tenth_of_their_time_at_most(way: str, name: str, alone: Callable[[str], int]) -> None:
     usual, beside = alone(way), played(way, ATTACKS[name])
     print(f"{way} | {name} | {usual} | {beside} | {100 * (usual / beside - 1):.1f} %")
-    assert usual > 60
-    assert usual <= beside * (1 + TENTH) + 1
+    assert usual > 60 * len(SEEDS)
+    assert usual <= beside * (1 + TENTH) + len(SEEDS)
