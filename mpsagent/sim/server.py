@@ -48,6 +48,8 @@ class Server:
         self.faulted: set[int] = set()
         self.destroyed: set[int] = set()
         self.alarms: list[tuple[float, Callable[[], None]]] = []
+        self.untold: list[tuple[float, Callable[[], None]]] = []
+        """When which clients hear their limits."""
         self.noise = (-1333654781, 0)  # what stands in the request's memory before the first one
 
     # start
@@ -108,7 +110,8 @@ class Server:
             for fd in self.links:
                 poll.register(fd, select.POLLIN)
             timeout = None
-            times = [at for at, _ in self.alarms] + ([] if self._free() else [self.busy_until])
+            self._tell_limits()
+            times = [at for at, _ in (*self.alarms, *self.untold)] + ([] if self._free() else [self.busy_until])
             if times:
                 timeout = max(0.0, (min(times) - time.monotonic()) * 1000 + 0.5)
             ready = {fd for fd, _ in poll.poll(timeout)}
@@ -286,7 +289,7 @@ class Server:
             wire.send(connection, f"OK {self.delays.speed} " + ",".join(str(one.ordinal) for one in self.devices))
             sizes = ",".join(str(self.limits.get(one, 0)) for one in range(len(self.devices)))
             told = f"LIMITS {self.percentage} {sizes}"
-            self.later(self.delays.limits_told(), lambda: tell(connection, told))
+            self.untold.append((time.monotonic() + self.delays.limits_told(), lambda: tell(connection, told)))
             return
         if client.number == 0:
             self.client_count += 1
@@ -334,8 +337,18 @@ class Server:
         poll = select.poll()
         poll.register(connection.fileno(), select.POLLIN)
         poll.register(self.control.connection.fileno(), 0)
-        if connection.fileno() not in {fd for fd, _ in poll.poll()}:
+        while not (ready := {fd for fd, _ in poll.poll(self._tell_limits())}):
+            pass
+        if connection.fileno() not in ready:
             self.leave()  # the daemon has gone
+
+    def _tell_limits(self) -> float | None:
+        """A client's own thread does, also while another client is waited for (H8). Milliseconds until the next."""
+        now = time.monotonic()
+        for one in [one for one in self.untold if one[0] <= now]:
+            self.untold.remove(one)
+            one[1]()
+        return min(((at - now) * 1000 + 0.5 for at, _ in self.untold), default=None)
 
     def refuse(self, connection: _socket.socket, why: str) -> None:
         wire.send(connection, f"FAIL {why}")
