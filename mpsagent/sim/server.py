@@ -343,7 +343,8 @@ class Server:
             self.leave()  # the daemon has gone
 
     def _tell_limits(self) -> float | None:
-        """A client's own thread does, also while another client is waited for (H8). Milliseconds until the next."""
+        """To each client by its own thread, also while the server waits for another client; such a thread hears of its
+        client's end then (H8). Milliseconds until the next."""
         now = time.monotonic()
         for one in [one for one in self.untold if one[0] <= now]:
             self.untold.remove(one)
