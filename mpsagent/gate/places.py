@@ -44,7 +44,7 @@ class KnownProcess:
     connections: int = 0
     instance: str = ""
     restored: bool = False
-    """An earlier gate knew it, and may have died in the process's first hand-over, which this gate then counts again."""
+    """An earlier gate knew it, and may have died in its first hand-over, which this gate then counts again."""
     listed: Counter[int] = field(default_factory=Counter)
     opened: list[float] = field(default_factory=list)
 
