@@ -1,7 +1,7 @@
 """The model of MPS held against NVIDIA's programs, step by step: the scenarios of tests/conformance, played in a world
 and compared with what real MPS did (tests/conformance/real, or --raw FILE: a transcript made just now).
 
-    python -m tests.world.steps [NAMES] [--raw FILE] [--sim FILE] [--all]
+    python -m tests.world.steps [NAMES] [--raw FILE] [--sim FILE] [--differences] [--show]
 
 Compared are the front-end's answers, both logs and what each client printed, as `make conformance` does for the
 simulator; --sim FILE adds the simulator's transcript (`tests/conformance/run.py --backend sim --out DIR`). A table says
