@@ -105,8 +105,8 @@ class Relay:
                     os.close(descriptor)
                 last, _, _ = packet(client)
                 self.seen += [(who[0], answer), (who[0], last)]
-                self.acknowledged()
+                self.acknowledged(daemon)
                 say(daemon, last, who)
 
-    def acknowledged(self) -> None:
+    def acknowledged(self, daemon: socket.socket) -> None:
         """A client has met its server, and the daemon waits to hear of it."""

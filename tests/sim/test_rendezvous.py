@@ -89,7 +89,7 @@ def test_who_loses_the_server_before_it_was_told_its_limits_has_none_at_the_next
     killed: list[int] = []
 
     class Losing(relay.Relay):
-        def acknowledged(self) -> None:
+        def acknowledged(self, _: socket.socket) -> None:
             if not killed:
                 killed.append(mps.server_process())
                 time.sleep(0.1 if speed == 1.0 else 0.04)
@@ -102,6 +102,33 @@ def test_who_loses_the_server_before_it_was_told_its_limits_has_none_at_the_next
         assert client.end() == 0
     assert (client.sms(), client.free() > 100_000) == ((26, False) if speed == 1.0 else (8, True))
     assert f"Client {{PID: {client.pid}, Context ID: 1}} connected" in mps.log("server.log")
+
+
+def test_a_client_is_told_its_limits_while_the_server_waits_for_another_one(mps: Mps) -> None:
+    """By its own thread: such threads go on while a server is stuck (H8 of tests/world/handovers-h200.txt). The daemon
+    learns of its server's end when the other one, for whose acknowledgement it waits, has left."""
+    mps.start(MPSSIM_SPEED="0.2")  # told after 40 ms: the other one has come by then
+    mps.ctl("set_default_active_thread_percentage 20\nset_default_device_pinned_mem_limit 0 2G")
+    killed: list[int] = []
+
+    class Losing(relay.Relay):
+        def acknowledged(self, daemon: socket.socket) -> None:
+            if killed:
+                return
+            killed.append(mps.server_process())
+            relay.say(daemon, bytes(4), own())  # else the daemon greets the other one after this one
+            with relay.introduced(self.daemon, CLIENT, (os.getpid(), A, A)) as silent:
+                (descriptor,) = relay.packet(silent)[2]
+                time.sleep(0.5)
+                os.kill(killed[0], signal.SIGKILL)
+            os.close(descriptor)
+
+    gate = Losing(mps.pipe / "control", lambda *_: killed and mps.saw("control.log", f"Server {killed[0]} exited"))
+    gate.open.set()
+    with relay.listening(mps.directory / "public" / "control", gate.serve):
+        client = mps.client(A, "query", CUDA_MPS_PIPE_DIRECTORY=str(mps.directory / "public"))
+        assert client.end() == 0
+    assert (client.sms(), client.free() > 100_000) == (26, False)
 
 
 def turned_away(manner: str, probes: list[int]) -> Callable[[socket.socket], None]:
