@@ -98,7 +98,7 @@ class Acting:
         if not dry_run:
             _end(agent, [client], at_once=now, by=by)
         await self._written_down()
-        return {**found, "user": self._node.name_of(client.uid)}
+        return {**found, "user": self._node.people.name(client.uid)}
 
     async def terminate_each(self, those: Those, *, now: bool, dry_run: bool, by: int) -> Json:
         """End several clients, each as :meth:`terminate` does; `ending`: which."""
@@ -117,7 +117,7 @@ class Acting:
                 _end(agent, fresh, at_once=now, by=by)
         if ordered:
             await self._written_down()
-        rows = [{"pid": one.pid, "uid": one.uid, "user": self._node.name_of(one.uid)} for one in found]
+        rows = [{"pid": one.pid, "uid": one.uid, "user": self._node.people.name(one.uid)} for one in found]
         return {"ok": True, "dry_run": dry_run, "ending": rows}
 
     async def drain(self, timeout: float | None, by: int, instance: str | None = None) -> Json:

@@ -98,7 +98,7 @@ class Bypass:
         for pid, one in list(self.found.items()):
             who = self._names.known(one.seen.uid)
             if who is None and policy.bypass == "terminate" and policy.bypass_exempt:
-                self._recorder.spawn(self._learn(one.seen.uid))
+                self._recorder.spawn(self._names.look_up(one.seen.uid))
             ending, number = ended(one, policy, who, now)
             if ending == one.ending:
                 continue
@@ -109,9 +109,6 @@ class Bypass:
             elif ending is not None and number is not None:
                 problem = self._held[pid].send(number) if policy.enforce else None
                 record("bypass.ended", now, **fields, signal=number, text=problem or "")
-
-    async def _learn(self, uid: int) -> None:
-        await self._names.look_up(uid)
 
     def due(self, now: float) -> bool:
         """Something is due for one of them: it has to be looked whether NVML still lists it."""

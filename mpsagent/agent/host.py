@@ -97,7 +97,7 @@ class Agent(Recorder):
         changed: Callable[[], None],
         room: Callable[[], str | None],
     ) -> None:
-        super().__init__(shown, telling, clock)
+        super().__init__(shown, telling, clock, People(names, self._soon))
         self.name = policy.instance
         self.settings = settings
         self.store = store
@@ -111,7 +111,6 @@ class Agent(Recorder):
         self._named, self._decided, self._changed, self._room = named, decided, changed, room
         self._link, self._make_supervisor = link, make_supervisor
         self._terminals = Terminals(unit=settings.supervise == "systemd")
-        self.people = People(names, self._soon)
         self.clients = Clients(self._client_ended)
         self.freezer = Freezer(f"{settings.run_directory}/instances/{self.name}/frozen")
         self.gate = GateSide(
@@ -157,10 +156,6 @@ class Agent(Recorder):
     def inside(self) -> list[Inside]:
         """What is inside MPS by this instance."""
         return [lane.inside for lane in self.lanes.values()]
-
-    def name_of(self, uid: int) -> str | None:
-        known = self.people.known.get(uid) or self.names.known(uid)
-        return None if known is None else known.name
 
     def view(self) -> View:
         return self.core.view()
@@ -346,19 +341,13 @@ class Agent(Recorder):
         return self.core.absorb(events)
 
     def take(self, events: Sequence[inp.Input | act.Done]) -> None:
-        """Whatever goes wrong here, it is tried again: an agent that no longer decides protects no one."""
+        """Decide on what is new; before the start is over, take it in."""
         if self.stopping:
             return
-        if not self.ready:
+        if self.ready:
+            self._decide(events)
+        else:
             self.core.absorb([event for event in events if not isinstance(event, act.Done)])
-            return
-        now = self.clock.now()
-        try:
-            self._carry_out(self.core.receive_all([*self._seen_again(now), *events], now), now)
-            self.shown.changed()
-        except Exception as error:
-            self.failed("deciding failed", error)
-            self._wake_at(now + TICK)
 
     def _soon(self) -> None:
         """A name has become known."""
@@ -370,11 +359,12 @@ class Agent(Recorder):
         self._scheduled = False
         self.take([inp.PeopleKnown(self.clock.now(), self.people.known)])
 
-    def _decide(self) -> None:
+    def _decide(self, events: Sequence[inp.Input | act.Done] = ()) -> None:
+        """Whatever goes wrong here, it is tried again: an agent that no longer decides protects no one."""
         now = self.clock.now()
         try:
-            seen = self._seen_again(now)
-            self._carry_out(self.core.receive_all(seen, now) if seen else self.core.tick(now), now)
+            events = [*self._seen_again(now), *events]
+            self._carry_out(self.core.receive_all(events, now) if events else self.core.tick(now), now)
             self.shown.changed()
         except Exception as error:
             self.failed("deciding failed", error)

@@ -16,8 +16,8 @@ from mpsagent.agent.clients import Clients
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.conditions import Conditions
 from mpsagent.agent.executor import Executor, control_runs, mps_environment
+from mpsagent.agent.journaling import log
 from mpsagent.agent.log_side import LogSide
-from mpsagent.agent.recorder import log
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core
@@ -53,7 +53,7 @@ class Lane:
         clock: SteadyClock,
         conditions: Conditions,
         record: Callable[..., int],
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
         take: Callable[[Sequence[inp.Input]], None],
         link: GateLink,
         clients: Clients,
@@ -70,7 +70,7 @@ class Lane:
         self.where = directories.directories(self.name, policy.pipe_directory, log_directory, run_directory)
         self._core, self._clock, self._record, self._take = core, clock, record, take
         self._spawn_aside = spawn
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._clients = clients
         self._front_end = FrontEnd(policy.control_program, mps_environment(policy, self.where))
         self.supervisor = make_supervisor(policy, self.where, self._control_gone)
@@ -92,7 +92,7 @@ class Lane:
         running = self.supervisor.running
         return Inside(None if running is None else running.pid, self.state(), self._clients)
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self._spawn_aside(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -190,15 +190,11 @@ async def _until_stopped(agent: Node, notifier: Notifier, stop: asyncio.Event, r
         if reload.is_set():
             reload.clear()
             reloading = asyncio.ensure_future(reload.wait())
-            agent.spawn(_reload(agent))  # aside: its files may be slow, and the watchdog is not
+            agent.spawn(agent.load_policy())  # aside: its files may be slow, and the watchdog is not
         line = one_line(agent)
         notifier.tell(*(["WATCHDOG=1"] if notifier.watchdog else []), *([f"STATUS={line}"] if line != said else []))
         said = line
     reloading.cancel()
-
-
-async def _reload(agent: Node) -> None:
-    await agent.load_policy()
 
 
 def _lock(settings: Settings) -> int | None:

@@ -20,12 +20,12 @@ from mpsagent.agent.conditions import Conditions
 from mpsagent.agent.executor import mps_environment
 from mpsagent.agent.gate_keeper import GateKeeper
 from mpsagent.agent.host import Agent
-from mpsagent.agent.journaling import Telling
+from mpsagent.agent.journaling import Telling, log
 from mpsagent.agent.lane import MakeSupervisor
 from mpsagent.agent.page import Instance, Page
 from mpsagent.agent.people import People
 from mpsagent.agent.placing import Placing
-from mpsagent.agent.recorder import Recorder, log
+from mpsagent.agent.recorder import Recorder
 from mpsagent.agent.settings import Settings
 from mpsagent.agent.showing import Showing
 from mpsagent.core.model import Key
@@ -63,7 +63,9 @@ class Node(Recorder):
 
     def __init__(self, settings: Settings, names: Names, store: Store) -> None:
         self.api = ApiSide(settings)
-        super().__init__(Showing(self.api.connect, self.page, self._look_again), Telling(names), SteadyClock())
+        shown = Showing(self.api.connect, self.page, self._look_again)
+        people = People(names, lambda: self.placing.again())
+        super().__init__(shown, Telling(names), SteadyClock(), people)
         self.settings = settings
         self.store = store
         self.names = names
@@ -85,7 +87,6 @@ class Node(Recorder):
         """Each instance has a public directory of its own, from the agent's start on."""
         self.stopping = False
         self.make_supervisor: MakeSupervisor
-        self.people = People(names, lambda: self.placing.again())
         self.placing = Placing(self, self.agents, self.people, settings.gate_link)
         self.keeper = GateKeeper(self, settings, lambda: self.where, lambda: self.environment)
         self.gpus = gpus.Gpus(settings, self._mps, self.clock)
@@ -113,10 +114,6 @@ class Node(Recorder):
         """What programs need that are for this instance. Where all share one directory that is the same."""
         agent = next((one for one in self.agents if one.name == name), None)
         return environment([agent.policy]) if self.own and agent is not None else self.environment
-
-    def name_of(self, uid: int) -> str | None:
-        known = self.people.known.get(uid) or self.names.known(uid)
-        return None if known is None else known.name
 
     # --- start and stop -----------------------------------------------------------------------------------------------
 

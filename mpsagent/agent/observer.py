@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from mpsagent.agent import bypass, lifted_limits
 from mpsagent.agent.bypass import Bypass, Inside
@@ -58,7 +59,7 @@ class Observer:
         self._memory: dict[int, int] = {}
         self._memory_at = self._looked_at = float("-inf")
         self._surveying: asyncio.Task[None] | None = None
-        self._listing: asyncio.Task[None] | None = None
+        self._listing: asyncio.Task[Any] | None = None
         self._working: asyncio.Task[None] | None = None
         self._work_at = self._work_again = float("-inf")
         self._workers: frozenset[int] = frozenset()
@@ -81,7 +82,7 @@ class Observer:
         limited = any(client.most_memory for client in state.clients.values())
         idle = self._listing is None or self._listing.done()
         if limited and idle and now >= self._memory_at + MEMORY_EVERY:
-            self._listing = self._recorder.spawn(self._weigh())
+            self._listing = self._recorder.spawn(self._listed())
         self.look_at_work()
         return [self.processes(now)]
 
@@ -194,9 +195,6 @@ class Observer:
                 command=one.facts.command, began=one.facts.began, reason=one.why,
                 text=f"process {seen.pid} of user {seen.uid} computes on {seen.device} outside MPS: {one.why}",
             )  # fmt: skip
-
-    async def _weigh(self) -> None:
-        await self._listed()
 
     async def _listed(self) -> tuple[ComputeProcess, ...] | None:
         """What computes on the GPUs, and with how much memory; None: NVML does not say."""

@@ -27,6 +27,10 @@ class People:
         """By user about whom the name service was silent: when it is asked again, on the loop's clock."""
         self.known: dict[int, Identity] = {}
 
+    def name(self, uid: int) -> str | None:
+        who = self.known.get(uid) or self._names.known(uid)
+        return None if who is None else who.name
+
     def meet(self, uids: Iterable[int]) -> bool:
         """Make sure that all these users are known, now or soon. Groups change: what the name service says anew of a
         known one counts from then on. True when ``known`` has changed."""

@@ -9,36 +9,32 @@ from typing import Any
 
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.conditions import Conditions
-from mpsagent.agent.journaling import Telling, log
+from mpsagent.agent.journaling import Telling
+from mpsagent.agent.people import People
 from mpsagent.agent.showing import Showing
 from mpsagent.core.sentences import worth_telling
 
 FORGET = 600.0
 """Seconds until a mistake of ours that has not come again is no condition any more."""
 
-__all__ = ["FORGET", "Recorder", "log"]
-
 
 class Recorder:
     """Records, conditions and tasks of one agent."""
 
-    def __init__(self, shown: Showing, telling: Telling, clock: SteadyClock) -> None:
+    def __init__(self, shown: Showing, telling: Telling, clock: SteadyClock, people: People) -> None:
         self.shown = shown
         self.telling = telling
         self.clock = clock
+        self.people = people
         self.conditions = Conditions()
-        self.tasks: set[asyncio.Task[None]] = set()
-
-    def name_of(self, uid: int) -> str | None:
-        """A user's name, where it is known; for sentences."""
-        return None
+        self.tasks: set[asyncio.Task[Any]] = set()
 
     def record(self, kind: str, at: float, **fields: object) -> int:
         """Into the journal, and to the api, which keeps it; returns its number. Never raises."""
         try:
             record = {"kind": kind, **fields}
             if worth_telling(record):
-                self.telling.tell(record, self.name_of)
+                self.telling.tell(record, self.people.name)
             return self.shown.append(kind, at, **fields)
         except Exception as error:  # a field that cannot be written must not stop what it is about
             self.conditions.set("records", f"{kind} could not be written down: {error!r}", at, "", until=at + FORGET)
@@ -54,14 +50,14 @@ class Recorder:
         if self.conditions.set(f"agent: {what}", f"internal error, {text}", now, do, until=now + FORGET):
             self.record("agent.error", now, text=text)
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Have it done aside; what goes wrong is reported."""
         task = asyncio.get_running_loop().create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self._done)
         return task
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _done(self, task: asyncio.Task[Any]) -> None:
         self.tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.failed("a task failed", error)

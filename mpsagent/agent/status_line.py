@@ -11,7 +11,7 @@ def one_line(node: Node) -> str:
     agents, found = node.agents, problems(node.all_conditions())
     alone = len(agents) == len(agents[0].state.lanes) == 1
     text = _of_one(agents[0]) if alone else _of_several(agents)
-    return f"{found[0].text(node.name_of)} ({_many(len(found), 'problem')}); {text}" if found else text
+    return f"{found[0].text(node.people.name)} ({_many(len(found), 'problem')}); {text}" if found else text
 
 
 def _of_several(agents: list[Agent]) -> str:
@@ -28,7 +28,7 @@ def _of_one(agent: Agent) -> str:
     users, waiting = view.state.users(), len(view.waiting())
     if view.turn is not None:
         count = len(view.state.clients_of_user(view.turn.uid))
-        name = agent.name_of(view.turn.uid) or f"user {view.turn.uid}"
+        name = agent.people.name(view.turn.uid) or f"user {view.turn.uid}"
         text = f"{name} has the GPU with {_many(count, 'process', 'es')}"
     elif users:
         count = len(view.state.clients)

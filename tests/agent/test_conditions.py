@@ -82,7 +82,8 @@ def test_the_line_of_several_instances_says_one_as_one() -> None:
             for number, lanes in enumerate([1, 1 + apart])
         ]  # fmt: skip
         found = [Condition("it is slow")] * wrong
-        node: Any = SimpleNamespace(agents=agents, all_conditions=lambda: found, name_of=lambda uid: None)
+        people = SimpleNamespace(name=lambda uid: None)
+        node: Any = SimpleNamespace(agents=agents, all_conditions=lambda: found, people=people)
         return one_line(node)
 
     assert line(1, 1, 1) == "it is slow (1 problem); 2 instances, 1 client, 1 user waits"
