@@ -115,7 +115,7 @@ def one_client(way, public):
     if not numbers:
         say("refused %s" % data.hex())
         return
-    say("has its descriptor")
+    say("%d has its descriptor at %.3f" % (os.getpid(), time.monotonic()))
     if way == "acknowledge":
         gate.send(bytes(4))
     elif way == "error":
@@ -139,6 +139,7 @@ def many(way, public, count, again):
         now = time.monotonic()
         for child, since in list(children.items()):
             if os.waitpid(child, os.WNOHANG)[0]:
+                say("%d ended at %.3f" % (child, now))
                 del children[child]
             elif again and now - since > again:
                 os.kill(child, signal.SIGKILL)

@@ -34,3 +34,23 @@ def test_what_security_says_is_played_is_what_hostile_plays() -> None:
     assert set(re.findall(r"campaigns/hostile\.py::(\w+)", text)) == {one.__name__ for one in hostile.ATTACKS.values()}
     assert set(hostile.SHORT) < set(hostile.ATTACKS)
     assert 20 < len(hostile.not_played()) < 80
+
+
+def test_how_a_hostile_day_judges_time() -> None:
+    hostile = importlib.import_module("campaigns.hostile")
+    said = "7 has its descriptor at 3.0\n8 has its descriptor at 3.5\n7 ended at 4.0\n9 ended at 4.1\n"
+    assert hostile.taken(said, 5.0) == [(3.0, 4.0), (3.5, 5.0)]
+    assert hostile.together([(3.5, 5.0), (3.0, 4.0), (8.0, 8.5)]) == 2.5
+
+    def judged(beside: list[float]) -> str:
+        found = {
+            True: [hostile.Jobs(1.0, held, 0) for held in beside],
+            False: [hostile.Jobs(1.0, held, 0) for held in (0.0, 0.1) * 3],
+        }
+        low, mean, high = hostile.lost(found)
+        assert low < mean < high
+        return str(hostile.word(low, high))
+
+    assert judged([0.02, 0.1] * 3) == "within a tenth"
+    assert judged([0.0, 0.0, 0.0, 1.0, 0.0, 0.0]) == "unclear"  # the median would say nothing
+    assert judged([0.4, 0.5] * 3) == "more than a tenth"
