@@ -53,4 +53,4 @@ def test_how_a_hostile_day_judges_time() -> None:
 
     assert judged([0.02, 0.1] * 3) == "within a tenth"
     assert judged([0.0, 0.0, 0.0, 1.0, 0.0, 0.0]) == "unclear"  # the median would say nothing
-    assert judged([0.4, 0.5] * 3) == "more than a tenth"
+    assert judged([0.4, 0.6] * 3) == "more than a tenth"
