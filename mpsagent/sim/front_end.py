@@ -44,14 +44,12 @@ class _Session:
         self.ended = False
         self.quitting = False
 
-    def send(self, data: bytes) -> None:
-        self.ended = self.ended or not rendezvous.send(self.connection, data)
-
     def command(self, line: bytes) -> None:
         self.quitting = line.startswith(b"quit")
         text = line[:_LINE] + b"\n\0"
-        self.send(len(text).to_bytes(8, "little"))
-        self.send(text)
+        # to a daemon that has gone, too: what it answered is still to be heard
+        rendezvous.send(self.connection, len(text).to_bytes(8, "little"))
+        rendezvous.send(self.connection, text)
 
     def hear(self) -> None:
         message = rendezvous.receive(self.connection, _PACKET)
@@ -87,7 +85,7 @@ class _Session:
                 self.command(line)
             if not chunk:
                 break
-        self.send(bytes(8))
+        rendezvous.send(self.connection, bytes(8))
         while not self.ended:
             self.listen(reading=False)
 

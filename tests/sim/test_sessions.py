@@ -79,6 +79,19 @@ def test_what_the_front_end_says_when_it_is_refused(mps: Mps) -> None:
     assert seen == {(1, "", "Cannot send command to MPS control daemon process\n")}
 
 
+def test_a_daemon_that_ends_before_all_was_said_to_it_has_answered(mps: Mps) -> None:
+    """The status of a `quit` was lost where the daemon had gone before the front-end said its end."""
+
+    def serve(session: socket.socket) -> None:
+        relay.say(session, b"OUTBHELL\0")
+        for _ in range(4):
+            relay.packet(session)
+        relay.say(session, b"\1\0\0\0\3\0\0\0")
+
+    with relay.listening(mps.pipe / "control", serve):  # which takes only some of the commands, then closes
+        assert mps.run("quit\n" * 5000) == (3, "", "")
+
+
 def test_a_second_session_is_taken_and_closed(mps: Mps) -> None:
     """X25, X27: greeting, credentials and kind are taken, then it is closed; the first one is not disturbed."""
     mps.start()
