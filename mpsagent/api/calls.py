@@ -273,7 +273,8 @@ class Api:
         except web.HTTPException as error:
             return http.aiohttp_problem(request, error)
         except TimeoutError:
-            return problem_answer(Problem(503, "the answer took too long", request.path, "try again"))
+            hint = "ask for a shorter time; if it was short, try again"
+            return problem_answer(Problem(503, "the answer took too long", request.path, hint))
         except (ConnectionError, asyncio.CancelledError):
             raise
         except Exception as error:
