@@ -160,6 +160,10 @@ def one():
     server = socket.socket(fileno=fds[0])
     if mode == "stop": os.kill(os.getpid(), signal.SIGSTOP)
     if mode == "leave": return say("left")
+    if mode == "leave to a child":
+        if os.fork(): os._exit(0)
+        sys.stdin.read()
+        os._exit(0)
     if mode in ("lie", "lie and die"):
         s.send(bytes(4))
         if mode == "lie": return server

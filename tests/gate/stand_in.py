@@ -8,7 +8,8 @@ were in force when it was given: `met`, with the pid that the client has there. 
 real server would wait for it for ever. Until it has shaken hands the server answers no question, and neither does the
 daemon that asks it (docs/measured/2026-11-23-2xH200-580.159.04). Each line on stdout is an event. Options:
 greeting=HEX, start=FILE (a server starts until that is there), server=PID (one runs already), lose=N (the server ends
-when it has met a client, N times), forget=1 (halves memory limits when asked).
+when it has met a client, N times), forget=1 (halves memory limits when asked), close=STAGE (it closes each connection
+in the place of its greeting, or each client's in the place of its answer).
 """
 
 from __future__ import annotations
@@ -76,6 +77,9 @@ class Daemon:
                 if number in self.listeners:
                     listener, privileged = self.listeners[number]
                     sock, _ = listener.accept()
+                    if self.options.get("close") == "greeting":
+                        sock.close()
+                        continue
                     sock.setblocking(True)
                     peer = Peer(sock, privileged)
                     self.peers[sock.fileno()] = peer
@@ -166,6 +170,9 @@ class Daemon:
             self.command(peer, data.rstrip(b"\0").decode().strip())
 
     def client(self, peer):
+        if self.options.get("close") == "answer":
+            self.close(peer)
+            return
         if not self.servers:
             self.say("starting", pid=peer.who[0])
             while "start" in self.options and not os.path.exists(self.options["start"]):

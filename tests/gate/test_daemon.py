@@ -8,7 +8,8 @@ import time
 import pytest
 
 from mpsagent.gate.handshake_rescue import SETTLING
-from mpsagent.wire.link import Failed, HandshakeSeen, Passed, Refused, Release, User
+from mpsagent.gate.queue import FIRST_PAUSE
+from mpsagent.wire.link import Failed, Handing, HandshakeSeen, Passed, Refused, Release, User
 from tests.gate.rig import A, B, Rig, admissions, descriptor, introduce, limits, raw, wait_for
 
 pytestmark = pytest.mark.root
@@ -46,6 +47,24 @@ def test_while_one_users_limits_are_not_confirmed_others_are_served(rig: Rig) ->
         assert rig.client(B).served()["threads"] == "20.0"
     assert not client.saw("served")
     agent.wait(Failed, 5, uid=A, stage="limits")
+
+
+@pytest.mark.parametrize(("stage", "clients"), [("greeting", 6), ("answer", 1)])
+def test_a_daemon_that_closes_is_asked_again_after_pauses_that_double(rig: Rig, stage: str, clients: int) -> None:
+    """Before it greets, all rest; in the place of an answer, it may be for this client alone, which rests."""
+    daemon, agent = rig.start(admissions(open=False, set_limits=False))
+    waiting = [rig.waiting_client(A) for _ in range(clients)]
+    agent.wait(HandshakeSeen)
+    daemon.end()
+    daemon = rig.start_daemon(f"close={stage}")
+    agent.say(admissions(User(A, "all", limits(30)), set_limits=False))
+    agent.wait(Handing, 6)
+    began = [one.at for one in agent.all(Handing)]
+    assert began[5] - began[0] >= sum(FIRST_PAUSE * 2**tries for tries in range(5))
+    daemon.end()
+    rig.start_daemon()
+    for client in waiting:
+        client.served()
 
 
 def test_an_unknown_greeting_is_passed_on_untouched(rig: Rig) -> None:

@@ -161,6 +161,7 @@ def test_a_client_that_leaves_with_its_descriptor_and_lives_counts_until_it_ends
     client = rig.client(A, "leave")
     passed = agent.wait(Passed, pid=client.pid)
     assert not passed.acknowledged
+    assert "went away" in agent.wait(Failed, pid=client.pid).why, "nothing was waited for"
     again = rig.agent()
     again.wait(Synced)
     assert [one.pid for one in again.all(Known)] == [client.pid]
@@ -172,6 +173,17 @@ def test_a_client_that_leaves_with_its_descriptor_and_lives_counts_until_it_ends
     assert not waiting.saw("served")
     client.end()
     waiting.served()
+
+
+def test_a_client_that_ends_and_leaves_its_descriptor_to_a_child_is_not_waited_for(rig: Rig) -> None:
+    """Its connection stays open, and the child does not meet the server in its place."""
+    daemon, agent = rig.start(admissions(others=everybody()))
+    client = rig.client(A, "leave to a child")
+    failed = agent.wait(Failed, pid=client.pid)
+    assert failed.lost
+    assert "went away" in failed.why
+    rig.client(B).served()
+    rescued(rig, daemon)
 
 
 def test_a_client_that_meets_a_server_in_fault_is_reported_and_its_users_others_wait(rig: Rig) -> None:
