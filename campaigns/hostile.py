@@ -27,11 +27,11 @@ Then the time of honest users is measured, where the attack takes no turn (a tur
 jobs beside the attack, and at another MPS while it goes on, so that processor and GPU have the same to do. 5 pairs, up
 to 12 (--pairs) while it is not clear whether it is more than a tenth. Two figures, and between what each lies by 15 of
 16. First what a user may cost others: seconds from coming to the gate until the server says ACTIVE, as a part of the
-jobs' time, on the average; processor and driver have little to do with it. Then how much longer whole jobs take, the
-median of the pairs. Who takes MPS up again and again (H2-loop, H2-silent) costs few much, by chance: there it is judged
-how long MPS was held up in all, against a tenth of the time and one hand-over. 20 s of it come before, because a user
-may hold MPS up for 16 s first. An attack that is moved from one MPS to the other for each pair would save up there what
-it may take.
+jobs' time, on the average; the driver has no part in it, the processor only where none is free. Then how much longer
+whole jobs take, the median of the pairs. Who takes MPS up again and again (H2-loop, H2-silent) costs few much, by
+chance: there it is judged how long MPS was held up in all, against a tenth of the time and one hand-over. 20 s of it
+come before, because a user may hold MPS up for 16 s first. An attack that is moved from one MPS to the other for each
+pair would save up there what it may take.
 
 NVIDIA's driver takes its own time where several make contexts at once. What it needs for a process that was killed, for
 a server's start and for a context that its server calls ACTIVE, beyond what that takes alone, is no time of mpsagent's,
