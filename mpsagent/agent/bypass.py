@@ -35,7 +35,6 @@ FACTS = 5.0
 """Seconds for what processes show of themselves; one that hangs in the kernel may show nothing for ever."""
 MOST = 256
 """Processes outside MPS that are known at a time."""
-SHOWN = 5
 
 
 class Inside(NamedTuple):
@@ -118,12 +117,9 @@ class Bypass:
     def trouble(self) -> str | None:
         if not self.found:
             return None
-        who = "; ".join(
-            f"process {pid} of user {one.seen.uid} on {one.seen.device}, because {one.why}"
-            for pid, one in list(self.found.items())[:SHOWN]
-        )
-        more = f" and {len(self.found) - SHOWN} more" if len(self.found) > SHOWN else ""
-        return f"computing outside MPS, without limits: {who}{more}"
+        who = [f"process {pid} of user {one.seen.uid} on {one.seen.device}, because {one.why}"
+               for pid, one in self.found.items()]  # fmt: skip
+        return f"computing outside MPS, without limits: {some(who, '; ')}"
 
     def close(self) -> None:
         for pid in list(self._held):

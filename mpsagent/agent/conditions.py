@@ -254,6 +254,6 @@ def _limits(view: View) -> Unsure:
     yield "memory beside paused", what if free else None
 
 
-def some(names: Sequence[str]) -> str:
+def some(names: Sequence[str], between: str = ", ") -> str:
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
+    return between.join(names[:MOST_NAMED]) + more

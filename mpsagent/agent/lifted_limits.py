@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from mpsagent.agent import gpus
+from mpsagent.agent.conditions import some
 from mpsagent.core import caps
 from mpsagent.core import inputs as inp
 from mpsagent.core.model import State
@@ -26,7 +27,6 @@ MOST = 64
 """Processes that are looked at in one go."""
 MOST_FOUND = 256
 """Processes that are spoken of, beside clients: a user may have thousands at the gate."""
-SHOWN = 5
 
 
 class Lifted:
@@ -70,8 +70,5 @@ class Lifted:
 
 def trouble(view: View) -> str | None:
     """Who is beyond the limits, in words."""
-    found = caps.beyond(view)
-    if not found:
-        return None
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return f"MPS does not hold them to their limits: {'; '.join(reason for _, _, reason in found[:SHOWN])}{more}"
+    found = [reason for _, _, reason in caps.beyond(view)]
+    return f"MPS does not hold them to their limits: {some(found, '; ')}" if found else None

@@ -18,7 +18,7 @@ from mpsagent.core.inputs import Peer
 from mpsagent.core.model import CLIENTS_PER_SERVER, Held, Status
 from mpsagent.core.rule import Decision, Reason
 from mpsagent.core.view import View
-from mpsagent.mps.limits import Limits, Total
+from mpsagent.mps.limits import Total
 from mpsagent.policy.policy import Rules
 from mpsagent.policy.shares import Share
 from mpsagent.wire.link import Admissions, Job, Named, Refuse, Release, User
@@ -160,7 +160,7 @@ def _named(view: View, users: list[int]) -> Iterator[tuple[Named, Share | None]]
     lines = [islice(_with_room(view, uid), OF_ONE_USER) for uid in users]
     for held in islice(filter(None, chain.from_iterable(zip_longest(*lines))), MOST_PROCESSES):
         share = view.job(held.peer)
-        limits = at_most(view.limits_of(held.peer))
+        limits = view.limits_of(held.peer).settable()
         yield Named(held.peer.pid, held.peer.start, limits, "" if share is None else share.counted_as), share
 
 
@@ -199,18 +199,13 @@ def _user(view: View, uid: int, *, known_only: bool) -> User:
     total = rules.total(view.state.devices) if rules.enforce_limits else None
     return User(
         uid=uid,
-        limits=at_most(view.limits(uid)),
+        limits=view.limits(uid).settable(),
         admit="known" if known_only else "all",
         max_clients=rules.max_clients if rules.enforce_limits else None,
         max_contexts=_most_contexts(view, rules) if rules.enforce_limits else None,
         named=view.shares,
         total=None if total is None else memory_use.left(view.state, view.state.clients_of_user(uid), total),
     )
-
-
-def at_most(limits: Limits) -> Limits:
-    """0.1 is the smallest percentage that MPS takes (recording 01, S2)."""
-    return replace(limits, threads=min(100.0, max(0.1, limits.threads)))
 
 
 def _room(view: View) -> int:

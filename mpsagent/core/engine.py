@@ -397,15 +397,11 @@ def _of_daemon(memory: OfLane) -> dict[str, Any]:
 
 def _section(rule: str) -> Section:
     words = rule.split(".")
-    return (
-        "hang"
-        if words[0] == "hang"
-        else "switch"
-        if words[-2:] in (["switch", "after"], ["switch", "otherwise"])  # a user may be called switch
-        else "order"
-        if rule in ("order", "drain")
-        else "limits"
-    )
+    if words[0] == "hang":
+        return "hang"
+    if words[-2:] in (["switch", "after"], ["switch", "otherwise"]):  # a user may be called switch
+        return "switch"
+    return "order" if rule in ("order", "drain") else "limits"
 
 
 _RULES = (

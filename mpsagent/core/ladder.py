@@ -59,6 +59,9 @@ class Climb:
     blocks: bool = False
     """``terminate_client`` has been sent and not been answered: the daemon waits for this client."""
 
+    def to(self, rung: Rung, at: float) -> Climb:
+        return replace(self, rung=rung, at=at, asked=False)
+
 
 @dataclass(frozen=True, slots=True)
 class Memory:
@@ -84,8 +87,7 @@ def take(view: View, memory: Memory, request: EndClient, now: float) -> Memory:
     if known is not None and known.start == request.start:
         if not request.signals_only or known.rung >= Rung.SIGTERM:
             return memory
-        moved = replace(known, rung=Rung.SIGTERM, at=now, asked=False)
-        return Memory({**memory.climbs, request.pid: moved})
+        return Memory({**memory.climbs, request.pid: known.to(Rung.SIGTERM, now)})
     program = rules.before_end_hook if request.hook and not request.signals_only else None
     rung = Rung.SIGTERM if request.signals_only else Rung.TERMINATE
     climb = Climb(
@@ -159,10 +161,10 @@ def _step(view: View, climb: Climb, now: float, busy: bool) -> tuple[Climb, list
             return climb, [], climb.at + climb.hook_deadline
         if not climb.asked:
             return replace(climb, asked=True), [_hook(climb)], climb.at + climb.hook_deadline
-        climb = replace(climb, rung=Rung.TERMINATE, at=now, asked=False)
+        climb = climb.to(Rung.TERMINATE, now)
     if climb.rung is Rung.TERMINATE:
-        climb, made, at, done = _terminate(view, climb, now, busy)
-        if not done:
+        climb, made, at = _terminate(view, climb, now, busy)
+        if climb.rung is Rung.TERMINATE:
             return climb, made, at
     if climb.rung is Rung.SIGTERM:
         # A stopped process cannot act on SIGTERM, and the daemon may be waiting for it.
@@ -172,45 +174,45 @@ def _step(view: View, climb: Climb, now: float, busy: bool) -> tuple[Climb, list
             return climb, [], climb.at + grace
         if not climb.asked:
             return replace(climb, asked=True, at=now), [_signal(climb, signal.SIGTERM)], now + climb.kill_grace
-        climb = replace(climb, rung=Rung.SIGKILL, at=now, asked=False)
+        climb = climb.to(Rung.SIGKILL, now)
     if climb.rung is Rung.SIGKILL:
         if climb.asked and now < climb.at + GIVE_UP:
             return climb, [], climb.at + GIVE_UP
         if not climb.asked:
             return replace(climb, asked=True, at=now), [_signal(climb, signal.SIGKILL)], now + GIVE_UP
-        climb = replace(climb, rung=Rung.UNKILLABLE, at=now, asked=False)
+        climb = climb.to(Rung.UNKILLABLE, now)
     if climb.asked:
         return climb, [], None
     return replace(climb, asked=True), [_unkillable(climb)], None
 
 
-def _terminate(view: View, climb: Climb, now: float, busy: bool) -> tuple[Climb, list[act.Action], float | None, bool]:
-    """The first rung. The last value: it is done with, and SIGTERM comes next."""
+def _terminate(view: View, climb: Climb, now: float, busy: bool) -> tuple[Climb, list[act.Action], float | None]:
+    """The first rung; on the next one when it is done with."""
     may, server = _may_ask(view, climb, now)
     if may is None:
-        return replace(climb, rung=Rung.SIGTERM, at=now, asked=False), [], None, True
+        return climb.to(Rung.SIGTERM, now), [], None
     # The executor reports the outcome at the deadline; hang.control on top of it is for one that does not.
     given_up = climb.at + climb.deadline + view.policy.hang_control
     if climb.asked and not climb.blocks and climb.again_at is not None:
         over = climb.at + climb.deadline
         if now >= over:
-            return replace(climb, rung=Rung.SIGTERM, at=now, asked=False), [], None, True
+            return climb.to(Rung.SIGTERM, now), [], None
         if now < climb.again_at:
-            return climb, [], min(over, climb.again_at), False
+            return climb, [], min(over, climb.again_at)
     elif climb.asked and now < given_up:
-        return climb, [], given_up, False
+        return climb, [], given_up
     if climb.asked and climb.blocks:
-        return replace(climb, rung=Rung.SIGTERM, at=now, asked=False), [], None, True
+        return climb.to(Rung.SIGTERM, now), [], None
     if busy or not may or server is None:
         wake = climb.at + climb.deadline
-        return climb, [], wake if server is None and wake > now else None, False
+        return climb, [], wake if server is None and wake > now else None
     first = act.TerminateClient(
         server=server, pid=climb.pid, uid=climb.uid, start=climb.start, deadline=climb.deadline,
         reason=climb.reason, rule=climb.rule,
     )  # fmt: skip
     at = climb.at if climb.asked else now
     climb = replace(climb, asked=True, blocks=True, at=at, again_at=None, server=server)
-    return climb, [first], max(given_up, now + climb.deadline), False
+    return climb, [first], max(given_up, now + climb.deadline)
 
 
 def _signal(climb: Climb, number: signal.Signals) -> act.SignalClient:
@@ -252,8 +254,7 @@ def note(memory: Memory, done: act.Done) -> Memory:
             return memory
         if done.ok or done.at >= climb.at + climb.deadline:
             moved = replace(climb, blocks=not done.ok)
-            if climb.rung is Rung.TERMINATE:
-                moved = replace(moved, rung=Rung.SIGTERM, at=done.at, asked=False)
+            moved = moved.to(Rung.SIGTERM, done.at) if climb.rung is Rung.TERMINATE else moved
         else:
             moved = replace(climb, blocks=False, again_at=done.at + ASK_AGAIN)
         return Memory({**memory.climbs, climb.pid: moved})
@@ -262,6 +263,5 @@ def note(memory: Memory, done: act.Done) -> Memory:
         climb = memory.climbs.get(pid) if isinstance(pid, int) else None
         if climb is None or climb.rung is not Rung.HOOK:
             return memory
-        moved = replace(climb, rung=Rung.TERMINATE, at=done.at, asked=False)
-        return Memory({**memory.climbs, climb.pid: moved})
+        return Memory({**memory.climbs, climb.pid: climb.to(Rung.TERMINATE, done.at)})
     return memory

@@ -148,7 +148,12 @@ def _server_exited(state: State, event: Line, out: Out) -> State:
         return state
     failed = known is not None and known.status is Status.INITIALIZING
     state = server_ended(state, event.server, event.at, event.number, out)
-    return _start_failed(state, event.at, event.server, None, out) if failed else state
+    if not failed:
+        return state
+    failure = state.lane.start_failure or StartFailure(0, event.at, event.at)
+    failure = replace(failure, count=failure.count + 1, last=event.at)
+    out.append(tr.ServerStartFailed(event.at, event.server, failure.reason, failure.count))
+    return state.changed(start_failure=failure)
 
 
 def _server_failed(state: State, event: Line, out: Out) -> State:
@@ -157,13 +162,6 @@ def _server_failed(state: State, event: Line, out: Out) -> State:
         return state
     failure = state.lane.start_failure or StartFailure(0, event.at, event.at)
     return state.changed(start_failure=replace(failure, reason=event.text))
-
-
-def _start_failed(state: State, at: float, pid: int, reason: str | None, out: Out) -> State:
-    failure = state.lane.start_failure or StartFailure(0, at, at)
-    failure = replace(failure, count=failure.count + 1, last=at, reason=reason or failure.reason)
-    out.append(tr.ServerStartFailed(at, pid, failure.reason, failure.count))
-    return state.changed(start_failure=failure)
 
 
 def _stop_tried(server: Server, event: Line) -> Server:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from mpsagent.core import actions as act
-from mpsagent.core.admission import at_most
 from mpsagent.core.inputs import Seen
 from mpsagent.core.model import Client
 from mpsagent.core.rule import Decision, EndClient, Section
@@ -71,7 +70,7 @@ def _limits(view: View, uid: int) -> Limits:
     """MPS has set those of the process that it came through: of this user, and one that no server names."""
     carriers = [one for one in view.state.clients.values() if view.state.server_of(one.pid) is None]
     carrier = max(carriers, key=lambda one: (one.uid == uid, one.since), default=None)
-    return at_most(view.limits(uid)) if carrier is None else carrier.limits
+    return view.limits(uid).settable() if carrier is None else carrier.limits
 
 
 def _wrong(view: View) -> Iterator[Wrong]:

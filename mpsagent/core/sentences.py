@@ -154,18 +154,6 @@ def _user_paused(w: _Words) -> str:
     return f"{w.user()} is paused: {what} until its next turn"
 
 
-def _user_resumed(w: _Words) -> str:
-    return f"{w.user()} goes on after a pause of {w.span('seconds')}"
-
-
-def _client_resumed(w: _Words) -> str:
-    return f"client {w['pid']}{w.of_user()} was resumed by another while it is paused; it is frozen again"
-
-
-def _turn_ended(w: _Words) -> str:
-    return f"the turn of {w.user()} is over after {w.span('seconds')}{', by the policy' if w['forced'] else ''}"
-
-
 def _quitting(w: _Words) -> str:
     until = "when its last client has gone" if w.get("timeout") is None else f"within {w['timeout']} s"
     return f"the control daemon has accepted a quit and ends {until}"
@@ -185,10 +173,6 @@ def _fault_over(w: _Words) -> str:
     if w["recovered"]:
         return f"server {w['server']} recovered from its fault after {w.span('seconds')}"
     return f"server {w['server']} ended {w.span('seconds')} after its fault"
-
-
-def _loaded(w: _Words) -> str:
-    return f"the policy was loaded from {', '.join(w['files']) or 'the defaults'} ({str(w['digest'])[:12]})"
 
 
 def _rejected(w: _Words) -> str:
@@ -254,10 +238,14 @@ _SENTENCES: dict[str, Callable[[_Words], str]] = {
     "client.sticky": lambda w: f"client {w['pid']} of server {w['server']} has a sticky error",
     "client.end_ordered": lambda w: f"{w.user('by')} ordered the end of client {w['pid']}{w.of_user()}",
     "turn.began": _turn_began,
-    "turn.ended": _turn_ended,
+    "turn.ended": lambda w: (
+        f"the turn of {w.user()} is over after {w.span('seconds')}{', by the policy' if w['forced'] else ''}"
+    ),
     "user.paused": _user_paused,
-    "user.resumed": _user_resumed,
-    "client.resumed": _client_resumed,
+    "user.resumed": lambda w: f"{w.user()} goes on after a pause of {w.span('seconds')}",
+    "client.resumed": lambda w: (
+        f"client {w['pid']}{w.of_user()} was resumed by another while it is paused; it is frozen again"
+    ),
     "gate.connected": lambda w: f"the gate (process {w['pid']}) is connected",
     "gate.lost": lambda w: "the connection to the gate is lost; it goes on as it was told last",
     "gate.handshake_unknown": lambda w: (
@@ -273,7 +261,9 @@ _SENTENCES: dict[str, Callable[[_Words], str]] = {
     "user.flood": lambda w: (
         f"{w.user()} comes, leaves or asks so often that only {w['most']} of it a minute are written down"
     ),
-    "policy.loaded": _loaded,
+    "policy.loaded": lambda w: (
+        f"the policy was loaded from {', '.join(w['files']) or 'the defaults'} ({str(w['digest'])[:12]})"
+    ),
     "policy.rejected": _rejected,
     "bypass": _bypass,
     "client.unlimited": lambda w: f"not held to its limits: {w.text()}",

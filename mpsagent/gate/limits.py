@@ -29,8 +29,7 @@ _STATUS = re.compile(r'ACTIVE|FAULT|Server \d{1,10} not found|Unknown command "g
 
 
 def threads_text(limits: Limits) -> str:
-    """0.0 is refused; 0.1 is the smallest percentage that one decimal can say."""
-    return percent_text(min(100.0, max(0.1, limits.threads)))
+    return percent_text(limits.settable().threads)
 
 
 def memory_text(limits: Limits, device: int) -> str:

@@ -41,7 +41,7 @@ def everybody(directory: Path, threads: float | None, daemon: Path) -> list[Admi
         last = last or Admissions(instance=name, fail_safe=Limits(STRICT))
         limits = last.fail_safe
         if threads is not None:
-            limits = replace(limits, threads=min(100.0, max(0.1, threads)))
+            limits = replace(limits, threads=threads).settable()
         parallel = _one_server_for_all(directory / f"instance-{name or daemon.parent.name}.env")
         others = User(0, "all", limits)
         found.append(

@@ -19,6 +19,10 @@ class Limits:
     memory: Mapping[int, int] = field(default_factory=dict)
     below_normal: bool = False
 
+    def settable(self) -> Limits:
+        """0.1 is the smallest percentage that MPS takes (recording 01, S2)."""
+        return replace(self, threads=min(100.0, max(0.1, self.threads)))
+
     def as_json(self) -> dict[str, object]:
         """Device ordinals as text, because JSON's keys are. ``below_normal`` is there when it is true."""
         lower = {"below_normal": True} if self.below_normal else {}
