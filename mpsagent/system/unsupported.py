@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
-from mpsagent.mps import versions
+from mpsagent.mps.versions import listed
 from mpsagent.policy.instances import names, of
 from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.parse import EACH
@@ -77,7 +77,7 @@ async def _in_one(policy: Policy) -> tuple[PolicyError, ...]:
         return ()
     environment = {name: value for name, value in os.environ.items() if name in TAKEN}
     said = await run_program([path, "-h"], {**environment, "CUDA_MPS_PIPE_DIRECTORY": NOWHERE}, deadline=DEADLINE)
-    if said.problem is not None or "multiuser_server" in versions.of(None, said.out).has:
+    if said.problem is not None or MULTIUSER in listed(said.out):
         return ()
     if HELP not in said.out:
         return ()  # it could not run at all

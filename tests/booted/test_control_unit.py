@@ -6,10 +6,9 @@ import re
 
 import pytest
 
-from mpsagent.mps import versions
 from tests.booted.machine import Machine
 from tests.booted.service import CLIENT, SIMULATED, enough, until, until_it_computes
-from tests.nvidia import fetch
+from tests.nvidia import abilities, fetch
 from tests.nvidia.page import saw
 
 FRONT_END = "nvidia-cuda-mps-control"
@@ -144,7 +143,7 @@ def test_nvidias_daemons_of_older_drivers(node: Machine, branch: str) -> None:
     state = node.show(UNIT, "ActiveState", "MainPID")
     assert state["ActiveState"] == "active"
     assert re.search(rf"Control +{state['MainPID']}\] Starting control daemon using socket {PIPE}/control", log(node))
-    assert node.path(f"{PIPE}/nvidia-cuda-mps-control.pid").exists() is ("pid_file" in versions.of(driver.version).has)
+    assert node.path(f"{PIPE}/nvidia-cuda-mps-control.pid").exists() is ("pid_file" in abilities.able(driver.version))
     files = "" if node.path(f"{PIPE}/nvidia-cuda-mps-control.pid").exists() else ", without a pid file"
     node.systemctl("stop", UNIT)
     assert node.show(UNIT, "ActiveState", "Result") == {"ActiveState": "inactive", "Result": "success"}

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.mps import versions
+from mpsagent.mps.versions import listed
 from tests import recordings
+from tests.nvidia.abilities import ROWS, able
 
 _OPTIONAL = ("memory_limits", "server_status", "pid_file", "multiuser_server", "defaults_protected", "quit_timeout")
 
@@ -31,47 +32,24 @@ def help_of_580() -> str:
     ],
 )
 def test_by_version(driver: str, has: set[str]) -> None:
-    found = versions.of(driver)
-    assert found.driver == int(driver.split(".")[0])
-    assert found.has & set(_OPTIONAL) == has
-    assert not found.unsure, "each of these drivers was tried"
-
-
-def test_between_two_drivers_an_ability_is_missing_and_unsure() -> None:
-    found = versions.of("565.57.01")
-    assert "multiuser_server" not in found.has
-    assert "multiuser_server" in found.unsure
-    assert "server_status" in found.has
-    assert "server_status" not in found.unsure
+    assert able(driver) & set(_OPTIONAL) == has
 
 
 def test_the_help_settles_it() -> None:
-    found = versions.of("565.57.01", help_of_580())
-    assert "multiuser_server" in found.has
-    assert "processes" in found.has
-    assert "terminate_client" in found.has
-    assert not found.unsure & {"multiuser_server", "processes", "terminate_client"}
-    without = versions.of("580.1", help_of_580().replace("--multiuser-server", "--other").replace("  ps [-p PID]", ""))
-    assert "multiuser_server" not in without.has
-    assert "processes" not in without.has
+    assert "multiuser_server" not in able("565.57.01")
+    assert able("565.57.01", help_of_580()) >= {"multiuser_server", "processes", "terminate_client"}
+    without = able("580.1", help_of_580().replace("--multiuser-server", "--other").replace("  ps [-p PID]", ""))
+    assert without.isdisjoint({"multiuser_server", "processes"})
 
 
 def test_the_help_of_older_drivers_lists_nothing() -> None:
     text = "CUDA MPS Control for Linux/Unix.\nCopyright (C) 2003 - 2023 NVIDIA Corporation.\n"
-    assert versions.of("550.163.01", text) == versions.of("550.163.01")
-
-
-@pytest.mark.parametrize("driver", [None, "", "N/A", "580x", "-1", "5.5.5.5.5.5", "９９９"])
-def test_an_unknown_driver_can_do_nothing_for_certain(driver: str | None) -> None:
-    found = versions.of(driver)
-    assert found.driver is None
-    assert found.has == set()
-    assert found.unsure == set(versions.ROWS)
-    assert "multiuser_server" in versions.of(driver, help_of_580()).has
+    assert listed(text) == set()
+    assert able("550.163.01", text) == able("550.163.01")
 
 
 def test_rows_are_in_order() -> None:
-    for name, row in versions.ROWS.items():
+    for name, row in ROWS.items():
         assert row.missing < row.since, name
         assert row.source
 
@@ -84,6 +62,4 @@ def test_the_manual_says_the_same() -> None:
         name: [cell.strip() for cell in rest.split("|")]
         for name, rest in re.findall(r"(?m)^\| `(\w+)` \|[^|\n]*\|(.*)\|$", text)
     }
-    assert rows == {
-        name: ["yes" if name in versions.of(driver).has else "no" for driver in drivers] for name in versions.ROWS
-    }
+    assert rows == {name: ["yes" if name in able(driver) else "no" for driver in drivers] for name in ROWS}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mpsagent.mps import versions
 from tests.agent.stage import Stage
+from tests.nvidia import abilities
 from tests.nvidia.daemon import USER, client, result
 from tests.nvidia.fetch import Driver
 from tests.nvidia.page import saw
@@ -20,8 +20,8 @@ def test_it_starts_is_healthy_and_finds_its_daemon_again(stage: Stage, nvidia: D
     """470 and 535 write no pid file. One start is enough, and the next agent takes the same daemon."""
     agent = stage.with_agent()
     stage.no_problem(agent)
-    able = versions.of(nvidia.version)
-    assert (stage.hidden() / "nvidia-cuda-mps-control.pid").exists() is ("pid_file" in able.has)
+    able = abilities.able(nvidia.version)
+    assert (stage.hidden() / "nvidia-cuda-mps-control.pid").exists() is ("pid_file" in able)
     assert [one["ok"] for one in stage.records("action.done", action="StartControl")] == [True]
     files = "" if (stage.hidden() / "nvidia-cuda-mps-control.pid").exists() else ", without a pid file"
     saw(nvidia, "start, healthy, one start of the daemon", f"works{files}")
@@ -73,7 +73,7 @@ def test_memory_limits(stage: Stage, nvidia: Driver) -> None:
     """470 has none: who has one by the policy is turned away, and it is said why. Who has none is let in."""
     agent = stage.with_agent(f'[limits]\nmemory = "100%"\n[user.{USER}]\nmemory = "2G"\n')
     waiting = client(nvidia, stage.rig.pipe, USER)
-    if "memory_limits" in versions.of(nvidia.version).has:
+    if "memory_limits" in abilities.able(nvidia.version):
         stage.until(lambda: starts(stage), "it is handed over")
         assert "set_default_device_pinned_mem_limit 0 2G" in log(stage) or "0 2048M" in log(stage)
         assert agent.api.status()["limits"]["unconfirmed"] == []

@@ -11,7 +11,7 @@ import pytest
 
 from mpsagent.mps import events as ev
 from mpsagent.mps import rendezvous as rv
-from mpsagent.mps import versions
+from tests.nvidia import abilities
 from tests.nvidia.daemon import LIMIT, USER, Daemon, Session, client, result, until
 from tests.nvidia.page import saw
 
@@ -114,9 +114,9 @@ def test_a_daemon_in_another_pid_namespace_names_no_one(daemons: Start) -> None:
 
 
 def test_files_of_the_pipe_directory(daemon: Daemon) -> None:
-    able = versions.of(daemon.driver.version)
+    able = abilities.able(daemon.driver.version)
     files = {path.name: path.stat().st_mode & 0o777 for path in daemon.pipe.iterdir()}
-    assert files.pop("nvidia-cuda-mps-control.pid", None) == (0o666 if "pid_file" in able.has else None)
+    assert files.pop("nvidia-cuda-mps-control.pid", None) == (0o666 if "pid_file" in able else None)
     assert files == {"control": 0o666, "control_privileged": 0o755, "control_lock": 0o666, "log": 0o777}
     daemon.front_end("quit\n")
     until(lambda: not daemon.alive, "it did not quit")
@@ -149,12 +149,12 @@ def test_a_second_daemon_is_refused_and_stale_files_are_not(daemon: Daemon) -> N
 
 def test_the_version_line(daemon: Daemon) -> None:
     said = any(event.what is ev.ControlVersion for event in daemon.events())
-    assert said is ("version_line" in versions.of(daemon.driver.version).has)
+    assert said is ("version_line" in abilities.able(daemon.driver.version))
 
 
 def test_one_server_for_all_users_is_not_an_option_of_these(daemon: Daemon) -> None:
     """It is taken for a front-end's word: with a daemon in another directory there is none to talk to."""
-    assert "multiuser_server" not in versions.of(daemon.driver.version).has
+    assert "multiuser_server" not in abilities.able(daemon.driver.version)
     environment = {**daemon.environment, "CUDA_MPS_PIPE_DIRECTORY": str(daemon.log)}
     command = ["nvidia-cuda-mps-control", "-d", "--multiuser-server"]
     done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT)

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from mpsagent.mps import rendezvous as rv
-from mpsagent.mps import versions
-from mpsagent.mps.versions import Abilities
+from tests.nvidia import abilities
 from tests.nvidia.daemon import USER, Daemon, Session, until
 from tests.nvidia.page import saw
 
@@ -22,8 +21,8 @@ PERCENTAGE = "get_default_active_thread_percentage"
 
 
 @pytest.fixture
-def able(daemon: Daemon) -> Abilities:
-    return versions.of(daemon.driver.version)
+def able(daemon: Daemon) -> frozenset[str]:
+    return abilities.able(daemon.driver.version)
 
 
 def greeted(daemon: Daemon, seconds: float) -> bool:
@@ -54,7 +53,7 @@ def test_each_command_is_answered_at_once(daemon: Daemon) -> None:
         assert session.receive() == b"", "the daemon closes after the end"
 
 
-def test_answers_of_each_command(daemon: Daemon, able: Abilities) -> None:
+def test_answers_of_each_command(daemon: Daemon, able: frozenset[str]) -> None:
     """None, one or three answers: their end is not told, so a question with a known answer is sent behind."""
     gone = "Server 99999 not found"
 
@@ -72,12 +71,12 @@ def test_answers_of_each_command(daemon: Daemon, able: Abilities) -> None:
         "shutdown_server 99999": [gone],
         "start_server": ["A user id (UID) is required to start a new server"],
         "": unknown(""),
-        "get_server_status 99999": [gone] if "server_status" in able.has else unknown("get_server_status"),
-        "ps": ["Server not found"] if "processes" in able.has else unknown("ps"),
+        "get_server_status 99999": [gone] if "server_status" in able else unknown("get_server_status"),
+        "ps": ["Server not found"] if "processes" in able else unknown("ps"),
         "lspart": unknown("lspart"),
         "device_query": unknown("device_query"),
     }
-    if "memory_limits" in able.has:
+    if "memory_limits" in able:
         expected |= {
             "get_default_device_pinned_mem_limit 0": [],
             "set_default_device_pinned_mem_limit 0 20389M": [],
@@ -93,30 +92,30 @@ def test_answers_of_each_command(daemon: Daemon, able: Abilities) -> None:
         for name in ("set_default_device_pinned_mem_limit", "get_default_device_pinned_mem_limit"):
             expected[f"{name} 0 1G"] = unknown(name)
     expected["terminate_client 99999 1"] = (
-        [gone, gone + "!", "1"] if "terminate_client" in able.has else unknown("terminate_client")
+        [gone, gone + "!", "1"] if "terminate_client" in able else unknown("terminate_client")
     )
     expected["get_default_client_priority"] = (
-        ["0"] if "client_priority" in able.has else unknown("get_default_client_priority")
+        ["0"] if "client_priority" in able else unknown("get_default_client_priority")
     )
     with daemon.session() as session:
         assert {command: session.ask(command) for command in expected} == expected
 
 
-def test_users_rights(daemon: Daemon, able: Abilities) -> None:
+def test_users_rights(daemon: Daemon, able: frozenset[str]) -> None:
     """470 and 535 let every user set the defaults; only a gate in front of them can refuse it."""
     refused = f"Insufficient privileges for UID {USER}"
     with daemon.session(USER) as session:
         assert session.ask(PERCENTAGE) == ["100.0"]
         answers = session.ask("set_default_active_thread_percentage 33")
-        if "defaults_protected" in able.has:
+        if "defaults_protected" in able:
             assert answers[0].startswith(refused)
         else:
             assert answers == ["33.0"]
-        if "memory_limits" in able.has:
+        if "memory_limits" in able:
             answers = session.ask("set_default_device_pinned_mem_limit 0 1G")
-            assert [answer.startswith(refused) for answer in answers] == [True] * ("defaults_protected" in able.has)
+            assert [answer.startswith(refused) for answer in answers] == [True] * ("defaults_protected" in able)
             assert session.ask("get_default_device_pinned_mem_limit 0") == (
-                [] if "defaults_protected" in able.has else ["1G"]
+                [] if "defaults_protected" in able else ["1G"]
             )
         assert session.ask(f"start_server -uid {USER + 1}")[0].startswith(refused)
         for command in ("quit", "quit -t 1", "quit -f"):
@@ -126,11 +125,11 @@ def test_users_rights(daemon: Daemon, able: Abilities) -> None:
     saw(daemon.driver, "`quit`, `quit -t`, `quit -f` by a user", "refused in words")
 
 
-def test_root_sets_at_the_privileged_socket(daemon: Daemon, able: Abilities) -> None:
+def test_root_sets_at_the_privileged_socket(daemon: Daemon, able: frozenset[str]) -> None:
     with daemon.session(socket_name="control") as session:
         answers = session.ask("set_default_active_thread_percentage 44")
         assert answers == ["44.0"] or (
-            ("defaults_protected" in able.has) and answers[0].startswith("Insufficient privileges for UID 0")
+            ("defaults_protected" in able) and answers[0].startswith("Insufficient privileges for UID 0")
         )
     with daemon.session(socket_name="control_privileged") as session:
         assert session.ask("set_default_active_thread_percentage 45") == ["45.0"]
@@ -271,7 +270,7 @@ def test_quit_has_no_answer_but_the_end(daemon: Daemon, command: str) -> None:
         assert rv.decode_answer(session.receive()) == rv.Exit(0)
     until(lambda: not daemon.alive, "it did not quit")
     assert ("quit command issued with timeout of 2" in daemon.lines()) is (
-        command != "quit" and ("quit_timeout" in versions.of(daemon.driver.version).has)
+        command != "quit" and ("quit_timeout" in abilities.able(daemon.driver.version))
     )
 
 

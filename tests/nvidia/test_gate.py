@@ -21,11 +21,11 @@ import pytest
 
 from mpsagent.mps import events as ev
 from mpsagent.mps import rendezvous as rv
-from mpsagent.mps import versions
 from mpsagent.mps.limits import Limits
 from mpsagent.wire.link import Failed, Handing, Knock, Left, Refuse, User
 from mpsagent.wire.link import FrontEnd as FrontEndReport
 from tests.gate.rig import Rig, admissions, limits, rigs, wait_for
+from tests.nvidia import abilities
 from tests.nvidia.daemon import LIMIT, USER, Daemon, Session, as_user, client, front_end, result, until
 from tests.nvidia.fetch import Driver
 
@@ -52,7 +52,7 @@ class Gated:
 
     def admit(self, uid: int, threads: float, gigabytes: int) -> None:
         """Open for one user. A driver without memory limits is not asked for them."""
-        if "memory_limits" in versions.of(self.driver.version).has:
+        if "memory_limits" in abilities.able(self.driver.version):
             self.agent.say(admissions(User(uid, "all", limits(threads, gigabytes))))
         else:
             self.agent.say(admissions(User(uid, "all", limits(threads)), devices=(), fail_safe=limits(10)))
@@ -200,7 +200,7 @@ def test_the_lower_client_priority(gated: Gated) -> None:
     gated.agent.wait(Knock)
     lower = User(USER, "all", Limits(20.0, below_normal=True))
     gated.agent.say(admissions(lower, devices=(), fail_safe=limits(10)))
-    if "client_priority" in versions.of(gated.driver.version).has:
+    if "client_priority" in abilities.able(gated.driver.version):
         until(lambda: gated.front_end("get_default_client_priority\n").stdout == "1\n", "the daemon has the priority")
         waiting.kill()
         waiting.communicate()
@@ -228,7 +228,7 @@ def test_an_admitted_client_reaches_the_daemon_as_its_user(gated: Gated) -> None
     assert re.fullmatch(
         r"set_default_active_thread_percentage 20(\.0)?", next(c for c in before if c.startswith("set_"))
     )
-    if "memory_limits" in versions.of(gated.driver.version).has:
+    if "memory_limits" in abilities.able(gated.driver.version):
         assert any(re.fullmatch(r"set_default_device_pinned_mem_limit 0 (2G|2048M)", command) for command in before)
     waiting.kill()
     waiting.communicate()
