@@ -59,6 +59,8 @@ class Judges:
         """Those that a client has met, and whether the first one was honest."""
         self._server: dict[int, Process] = {}
         """By client, where it came last."""
+        self.most: dict[int, int] = {}
+        """By server, the most contexts that it had."""
         self.stopped = float("-inf")
         """When a process was stopped last."""
         self._turns: dict[Loop, deque[tuple[int, int]]] = {}
@@ -83,6 +85,9 @@ class Judges:
         self._server[pid] = server.process
         who = server.process.pid
         self.servers.setdefault(who, any(one.process.pid == pid and one.honest for one in self.lives))
+
+    def takes(self, server: int, places: int) -> None:
+        self.most[server] = max(places, self.most.get(server, 0))
 
     def works(self, life: Life) -> None:
         """A client has its first context: its limits are what the policy says, and nobody else's turn is broken."""

@@ -14,6 +14,7 @@ import argparse
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -87,6 +88,8 @@ def fitting() -> tuple[str, ...]:
 
 AT_A_TIME = 13
 """Seeds of one world before some of the other one: a day of each kind."""
+STUCK = 300
+"""Processor seconds after which a world that goes on, in a loop without end, is killed."""
 
 
 def play(tree: Path, seeds: int, seconds: float, first: int, worlds: Sequence[str]) -> Result:
@@ -102,6 +105,8 @@ def play(tree: Path, seeds: int, seconds: float, first: int, worlds: Sequence[st
             if count <= 0 or _spent() >= begun + seconds:
                 continue
             done = _world(tree, world, how)
+            if done.returncode == -signal.SIGKILL:
+                return Result(True, f"{tried + count} seeds", _spent() - begun, f"{world} {number}: it stands still")
             said = re.search(r"^seed (\d+) .*?: (.*)", done.stdout, re.MULTILINE)
             if said is None:
                 played = re.search(r"^(\d+) worlds", done.stdout, re.MULTILINE)
@@ -124,7 +129,8 @@ def _spent() -> float:
 
 def _world(tree: Path, world: str, words: list[str]) -> subprocess.CompletedProcess[str]:
     words = [*words, *(word for day in days if world in WORLDS[1:] for word in ("--day", day))]
-    return subprocess.run([sys.executable, "-m", world, *words], cwd=tree, capture_output=True, text=True, check=False)
+    command = ["prlimit", f"--cpu={STUCK}", sys.executable, "-m", world, *words]
+    return subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
 
 
 def tests(tree: Path) -> Result:

@@ -615,6 +615,10 @@ class ServerProcess:
     def contexts(self) -> list[Link]:
         return [link for client in self.clients.values() for link in client.contexts.values()]
 
+    def places(self) -> int:
+        """With one for each client that has no context."""
+        return sum(max(1, len(client.contexts)) for client in self.clients.values())
+
     def set_limit(self, device: int, mebibytes: int) -> None:
         self.limits[device] = mebibytes
         self.log.write(texts.MEMORY_LIMIT.format(device=device, limit=mebibytes * 1048576))
@@ -748,11 +752,13 @@ class ServerProcess:
             told = self.kernel.now + self.delays.limits_told()
             self.threads.append((told, lambda: end.tell(client.limits)))
             self.world.judges.arrived(self, pid, client)
+            self.world.judges.takes(self.process.pid, self.places())
             return None
         if not client.number:
             self.count += 1
             client.number = self.count
         client.contexts[number] = link
+        self.world.judges.takes(self.process.pid, self.places())
         self.log.write(texts.ASSOCIATED.format(name=gpu.NAME, uuid=self.world.device.uuid))
         yield [], self.kernel.now + self.delays.association()
         if end.over:  # measured: that ends the server, with everybody's work on it

@@ -25,6 +25,8 @@ EVERY = 1.0
 FEW = 12
 """Clients at work with which no server is full, as each has at most ``CONTEXTS``."""
 CONTEXTS = 3
+FULL, UNHEARD = 40, 2
+"""Contexts of a server, of at most 48, that are surely on record; so many may have gone, unheard by the agent."""
 NEAR = 0.3
 """Seconds by which a time on record may differ from the one seen from outside."""
 What = tuple[Any, ...]
@@ -180,8 +182,21 @@ class Shown:
         for what in ("clients", "waiting_processes"):
             if status[what]:
                 judges.fail(f"everything is over, and the status counts {status[what]} {what}")
+        self._nearly_full()
         if not judges.faults and all(fault.who != "clock" for fault in world.plan.faults):
             self._sessions()
+
+    def _nearly_full(self) -> None:
+        """Each server that came near its 48 contexts is on record with as many as it had."""
+        judges, said = self.world.judges, dict[Any, int]()
+        for one in self.world.received.history.since(0, 10_000):
+            if one["kind"] == "clients.nearly_full":
+                said[one["server"]] = count = int(str(one["reason"]).split(" has ")[1].split()[0])
+                if count > judges.most.get(one["server"], 0) + UNHEARD:
+                    judges.fail(f"on record: {one['reason']}; it had {judges.most.get(one['server'], 0)}")
+        unsaid = [pid for pid, most in judges.most.items() if most >= FULL and pid not in said]
+        if unsaid and not judges.faults:
+            judges.fail(f"server {unsaid[0]} had {judges.most[unsaid[0]]} contexts, which is not on record")
 
     def _sessions(self) -> None:
         judges, wall = self.world.judges, self.world.kernel.wall

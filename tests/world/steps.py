@@ -69,7 +69,8 @@ class Scene:
         self.delays = Delays(1.0, seed)
         self.uses: dict[int, tuple[str, int]] = {}
         self.device, self.public = DEVICE, f"{BASE}/pipe"
-        nothing = SimpleNamespace(knocks=_nothing, given=_nothing, works=_nothing, arrived=_nothing)
+        nothing = SimpleNamespace(knocks=_nothing, given=_nothing, works=_nothing, arrived=_nothing,
+                                  takes=_nothing)  # fmt: skip
         self.judges = nothing
 
 
