@@ -13,6 +13,7 @@ import socket
 from mpsagent.gate.channel import Channel
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.handshake_rescue import READY
+from mpsagent.gate.sent_descriptors import accept_descriptors
 from mpsagent.mps.rendezvous import DESCRIPTOR, TOO_MANY, Credentials
 from mpsagent.wire.descriptors import SO_PASSCRED, with_descriptors
 
@@ -28,6 +29,7 @@ class Refusal:
         self.connection = connection
         self._heard = 0
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        accept_descriptors(ours, yes=False)
         self._server = Channel(loop, ours, self._receive, lambda: None)
         try:
             with theirs, open(os.devnull, "rb") as spare:

@@ -13,6 +13,7 @@ import pytest
 from mpsagent.gate.connection import accepted
 from mpsagent.gate.refusal import Refusal
 from mpsagent.mps.rendezvous import CREDENTIALS, DESCRIPTOR, TOO_MANY
+from tests.lingering import needs_refusal
 
 
 @contextmanager
@@ -73,3 +74,14 @@ def test_who_goes_on_talking_is_not_read() -> None:
                 server.send(CREDENTIALS)
 
     asyncio.run(talk())
+
+
+def test_no_descriptor_can_be_sent_there() -> None:
+    """It is a socket of the gate's, which stood still while one was closed that takes long (TCP with SO_LINGER)."""
+    needs_refusal()
+
+    async def send() -> None:
+        with told() as server, pytest.raises(PermissionError):
+            socket.send_fds(server, [CREDENTIALS], [0])
+
+    asyncio.run(send())
