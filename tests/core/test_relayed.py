@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -13,6 +15,7 @@ from mpsagent.core.model import ENDED_FOR, NAMED_FOR, Client, State
 from mpsagent.core.reduce import reduce
 from mpsagent.core.view import View
 from mpsagent.mps import events as ev
+from mpsagent.mps.limits import Limits
 from mpsagent.policy.shares import Lease, Share
 from mpsagent.wire import link
 from tests.core.harness import ALICE, BOB, PATIENT, Stage
@@ -142,6 +145,13 @@ def test_it_has_the_limits_of_the_process_that_it_came_through() -> None:
     stage.run(1)
     told = {one.pid: one.limits for one in stage.actions(link.Found)}
     assert told == {through.pid: before, later.pid: stage.limits(ALICE)}
+
+
+def test_of_several_that_it_may_have_come_through_the_last_one_of_its_user_counts() -> None:
+    clients = {pid: SimpleNamespace(pid=pid, uid=uid, since=float(pid), limits=Limits(10.0 * pid))
+               for pid, uid in ((1, ALICE), (2, ALICE), (3, BOB))}  # fmt: skip
+    state = SimpleNamespace(clients=clients, server_of=lambda pid: None)
+    assert relayed._limits(cast("View", SimpleNamespace(state=state)), ALICE) == Limits(20.0)
 
 
 def test_it_is_asked_about_rarely() -> None:
