@@ -169,6 +169,20 @@ def test_a_public_directory_that_was_removed_comes_back_and_one_that_was_stopped
     assert_served_exactly(running, BOB)
     until("nothing to complain of", lambda: not api(running, "/healthz")["problems"])
 
+    # The other one alone costs no promise and is said. What is advised brings it back; its start alone would fail.
+    def of_root() -> list[str]:
+        return [
+            one["do"] for one in api(running, "/v1/status")["not_guaranteed"] if "control_privileged" in one["what"]
+        ]
+
+    assert not of_root()
+    running.systemctl("stop", SOCKETS[1])
+    until("said", of_root)
+    assert not api(running, "/healthz")["problems"]
+    running.run("sh", "-c", of_root()[0])
+    until("nothing to say", lambda: not of_root())
+    assert running.systemctl("is-active", *SOCKETS) == "active\nactive"
+
 
 @pytest.mark.timeout(600)
 def test_the_gate_takes_the_place_of_a_daemon_that_was_started_by_hand_when_that_has_gone(running: Machine) -> None:
@@ -219,7 +233,13 @@ def test_after_a_reboot_all_is_as_before(running: Machine) -> None:
 def test_purge_of_a_running_agent_ends_all_and_leaves_nothing(running: Machine) -> None:
     """The last thing that is done with it has to work as well as the first."""
     assert_served_exactly(running, ALICE)
+    running.run("mkdir", "-p", "/etc/cdi")
+    running.write("/etc/cdi/gpu.json", '{"kind": "nvidia.com/gpu"}\n')
+    running.write("/etc/mpsagent/policy.d/20-cdi.toml", '[agent]\ncdi_file = "/etc/cdi/mps.json"\n')
+    running.systemctl("reload", "mpsagent")
+    until("containers are told of the gate", running.path("/etc/cdi/mps.json").exists)
     running.run("dpkg", "--purge", "mpsagent")
+    assert os.listdir(running.path("/etc/cdi")) == ["gpu.json"]
     assert running.run("pgrep", "-f", "nvidia-cuda-mps|mpsagent run", check=False).returncode == 1
     for place in ("/etc/mpsagent", "/var/lib/mpsagent", "/run/mpsagent", "/var/log/nvidia-mps", "/usr/lib/mpsagent"):
         assert not running.path(place).exists(), place
