@@ -77,6 +77,8 @@ class GateUnits:
                 f"{SOCKET} is stopped or not installed: programs that start now run outside MPS, without limits; "
                 f"systemctl start {SOCKET} {SERVICE}"
             )
+        if state.listens and not state.environment:
+            return f"{SERVICE} is masked or not installed: programs that start wait; systemctl unmask {SERVICE}"
         if state.listens and not _fits(state, where):
             await in_thread(self._bus.reload, deadline=DEADLINE)  # mpsagent-generator reads the policy again
             state = await in_thread(self._bus.both, deadline=CALL_DEADLINE)

@@ -32,7 +32,8 @@ class Bus:
         if self.queued:
             self.queued -= 1
             return GateState("inactive", "inactive", "", (), job=True)
-        return GateState(self.active, self.active, self.listens, (f"MPSAGENT_HIDDEN={self.hidden}",))
+        environment = (f"MPSAGENT_HIDDEN={self.hidden}",) if self.hidden else ()
+        return GateState(self.active, self.active, self.listens, environment)
 
     def reload(self) -> None:
         self.calls.append("reload")
@@ -84,6 +85,15 @@ def test_what_does_not_run_is_started_and_a_failure_says_where_to_look(play: Pla
 def test_what_an_administrator_has_stopped_stays_stopped(play: Play) -> None:
     bus = Bus("inactive")
     assert "systemctl start mpsagent-gate.socket" in play(GateUnits(bus).ensure(HERE))
+    assert bus.calls == []
+
+
+def test_a_service_that_is_masked_is_called_so(play: Play) -> None:
+    """Its environment is not known, and the message spoke of a drop-in and of two places that are one."""
+    bus = Bus("active")
+    bus.hidden = ""
+    said = play(GateUnits(bus).ensure(HERE))
+    assert "systemctl unmask mpsagent-gate.service" in said
     assert bus.calls == []
 
 
