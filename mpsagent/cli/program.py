@@ -226,17 +226,25 @@ class Told:
     def _wait(self) -> None:
         """Until none of its processes waits."""
         time.sleep(SHOWN)
-        while (mine := self._mine()) is not None:
-            self._since = time.monotonic() if self._since is None else self._since
-            self._say(place(mine[0], mine[1]))
-            if self._most is not None and time.monotonic() - self._since >= self._most:
-                say("it has waited too long (--wait-at-most), and is ended")
-                os.kill(os.getpid(), TOO_LONG)
-                return
+        while (mine := self._mine()) is not None or not self._is_served():
+            if mine is not None:
+                self._since = time.monotonic() if self._since is None else self._since
+                self._say(place(mine[0], mine[1]))
+                if self._most is not None and time.monotonic() - self._since >= self._most:
+                    say("it has waited too long (--wait-at-most), and is ended")
+                    os.kill(os.getpid(), TOO_LONG)
+                    return
             time.sleep(LOOK)
         if self._since is not None:
             self._since = None
             self._say("it has the GPU")
+
+    def _is_served(self) -> bool:
+        """That it waits no more, if it did: while the gate is away it is not known who waits."""
+        if self._since is None:
+            return True
+        known = bool(client.ask(self._path, "/v1/status")[0]["gate"]["synced"])
+        return known and self._mine() is None
 
     def _mine(self) -> tuple[Json, int] | None:
         """This user's row, and how many wait, if a process of the program is among them."""
@@ -244,7 +252,7 @@ class Told:
         row = next((one for one in queue if one["uid"] == os.getuid() and one["clients"]), None)
         if row is None or not (self._all_mine or any(map(self._is_below, row["clients"]))):
             return None
-        return row, len(queue)
+        return row, sum(one.get("instance") == row.get("instance") for one in queue)
 
     def _is_below(self, pid: int) -> bool:
         """Whether a process descends from the program."""

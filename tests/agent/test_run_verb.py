@@ -65,6 +65,29 @@ def test_why_it_waits_and_that_it_has_the_gpu_is_said_and_its_status_is_the_prog
 
 
 @root
+def test_while_the_gate_is_away_nothing_is_said_of_the_queue(stage: Stage, start: Callable[..., Run]) -> None:
+    """Seen at each upgrade: "it has the GPU" was said to a program that went on waiting, "no user waits" to all."""
+    agent = stage.with_agent("[switch]\nafter = '1h'\n")
+    holder = stage.client(A, "sleep", 600)
+    holder.known()
+    one = start(agent, B, "--", *stage.backend.client, "sleep", "4")
+    one.says("it waits for the GPU, number 1 of 1")
+    keeper, gate = stage.keeper(agent), stage.gate(agent)
+    os.kill(keeper, signal.SIGSTOP)
+    os.kill(gate, signal.SIGKILL)
+    stage.until(lambda: not agent.api.status()["gate"]["connected"], "the gate is away")
+    time.sleep(2.5)
+    queue = [sys.executable, "-m", "mpsagent.cli.main", "--socket", str(agent.api.path), "queue"]
+    told = subprocess.run(queue, capture_output=True, text=True, check=True, timeout=60).stdout
+    os.kill(keeper, signal.SIGCONT)
+    assert "who waits is not known" in told
+    assert "has the GPU" not in one.said()
+    holder.finish()
+    one.says("it has the GPU")
+    assert one.ended() == 0
+
+
+@root
 def test_who_waits_longer_than_they_want_ends_with_75(stage: Stage, start: Callable[..., Run]) -> None:
     agent = stage.with_agent("[switch]\nafter = '1h'\n")
     holder = stage.client(A, "sleep", 600)
