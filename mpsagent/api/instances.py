@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Any, TypeVar
 
 from mpsagent.agent import lease_body
@@ -78,15 +79,20 @@ class Everything:
         return self._all(views.clients)
 
     def queue(self) -> Iterable[Json]:
-        return self._all(views.queue)
+        return self._all(views.queue, views.numbered)
 
-    def _all(self, read: Callable[[Instance, Names, float], Iterable[Json]]) -> Iterator[Json]:
-        page = self._page
+    def _all(
+        self,
+        read: Callable[[Instance, Names, float], Iterable[Json]],
+        among: Callable[[Iterable[Json]], Iterable[Json]] = iter,
+    ) -> Iterator[Json]:
+        """``among``: what becomes of the rows of one instance."""
+        page, name, now = self._page, self._received.name, self._received.now()
         for one in page.instances:
             if one.view.user is None:
-                for part in (one, *views.users_of(page, one.name)):
-                    for row in read(part, self._received.name, self._received.now()):
-                        yield {**row, "instance": one.name}
+                parts = (one, *views.users_of(page, one.name))
+                for row in among(chain.from_iterable(read(part, name, now) for part in parts)):
+                    yield {**row, "instance": one.name}
 
     async def first(self) -> None:
         """Wait for a moment, where nothing is known yet."""

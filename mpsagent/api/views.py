@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -168,6 +168,11 @@ def queue(one: Instance, names: Names, now: float) -> Iterator[Json]:
             reason=who.why.word, why=named(who.why.text, names), until=who.why.until,
             turn_seconds=None if who.turn is None else span(now, who.turn),
         )  # fmt: skip
+
+
+def numbered(rows: Iterable[Json]) -> Iterator[Json]:
+    """An instance has one queue, also where each user has a lane."""
+    return ({**row, "position": position} for position, row in enumerate(rows, 1))
 
 
 def turn(view: View, memory: Mapping[int, int], names: Names, now: float) -> Json | None:
@@ -372,7 +377,7 @@ def _user_apart(name: str, page: Json) -> Json:
 def _with_users(page: Json, users: Mapping[str, Json]) -> Json:
     """The page of an instance apart: its users' are part of it."""
     found = _together({"": page, **users}, named=False)
-    unsure = found["not_guaranteed"]
+    unsure, found["waiting"] = found["not_guaranteed"], list(numbered(found["waiting"]))
     found["not_guaranteed"] = [one for i, one in enumerate(unsure) if one not in unsure[:i]]
     return {**found, **{name: page[name] for name in ("devices", "last_fault", "drain")}}
 

@@ -280,8 +280,9 @@ def own_place(found: list[Json], me: int, now: datetime) -> list[str]:
         latest = "the policy sets no end to a turn before yours, so no latest time is known"
     else:
         latest = "no latest time is known"
+    beside = sum(one.get("instance") == mine.get("instance") for one in found)  # each has a queue
     text = (
-        f"You are number {mine['position']} of {len(found)}, with {many(mine['processes'], 'process')}, since "
+        f"You are number {mine['position']} of {beside}, with {many(mine['processes'], 'process')}, since "
         f"{local(mine['since'], now)} ({duration_text(mine['seconds'])}): {_why(mine, now)}; {latest}."
     )
     return [*wrap(text, PAGE, break_on_hyphens=False), ""]
@@ -302,7 +303,12 @@ def queue(found: list[Json], now: datetime, width: int = WIDE) -> list[str]:
     ]
     if not rows:
         return ["no user waits"]
-    return table(["#", "USER", "PROCESSES", "WAITING", "SERVED BY", "WHY"], rows, width, names=(1,), below=True)
+    head = ["#", "USER", "PROCESSES", "WAITING", "SERVED BY", "WHY"]
+    if len({one.get("instance") for one in found}) > 1:
+        head.insert(1, "INSTANCE")
+        for row, one in zip(rows, found, strict=True):
+            row.insert(1, safe(one["instance"]))
+    return table(head, rows, width, names=(head.index("USER"),), below=True)
 
 
 # --- events -----------------------------------------------------------------------------------------------------------

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 from mpsagent.api import metrics, views
+from mpsagent.api.instances import Everything
 from mpsagent.cli import answer_text, wording
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core
@@ -19,6 +21,7 @@ from mpsagent.mps.limits import Device, Limits
 from mpsagent.mps.loglines import LogParser
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
+from mpsagent.policy.instances import instances
 from mpsagent.wire import link
 from tests import recordings
 from tests.api.stand_in import OTHER, USER, busy_state, decided, instance, nobody, page, queue
@@ -236,6 +239,26 @@ def test_a_long_queue_is_named_in_part_and_counted_in_full() -> None:
     assert (len(body["waiting"]), body["waiting_users"], body["waiting_processes"]) == (100, 300, 300)
     assert "and 295 users more" in text_of(body)
     assert len(list(queue(view, 999.0))) == 300
+
+
+def test_users_apart_stand_in_one_queue() -> None:
+    """Each has a control daemon and a lane of the user's own; `queue` had two rows numbered 1."""
+    policy, errors = load([("p", '[instance.lab]\nsharing = "apart"\n')])
+    assert policy is not None, errors
+    (mine,) = instances(policy, ())
+    held = queue_of(*(waiting(uid, 100 + uid, uid, 10.0 + uid) for uid in (8, 9)))
+    section = instance(View(State(policy=mine, held=held)), 30.0, name="lab")
+    lane = State(policy=mine, lanes={7: Lane()}, held=queue_of(waiting(7, 107, 7, 10.0)))
+    seen = page(section, instance(View(lane), 30.0, name="lab-u7"))
+    body = views.status(seen, views.About(), 30.0)
+    assert [(one["position"], one["uid"]) for one in body["waiting"]] == [(1, 8), (2, 9), (3, 7)]
+    received = SimpleNamespace(page=seen, name=nobody, now=lambda: 30.0, history=None)
+    rows = list(Everything(received).queue())  # type: ignore[arg-type]
+    assert [(one["position"], one["uid"], one["instance"]) for one in rows] == [
+        (1, 8, "lab"),
+        (2, 9, "lab"),
+        (3, 7, "lab"),
+    ]
 
 
 def test_every_state_of_every_recording_can_be_shown() -> None:

@@ -75,6 +75,21 @@ def test_why_is_not_cut_off(served: Served) -> None:
     assert " ".join(" ".join(lines).split()).count("Driver initialization failed with: 100") == 2
 
 
+def test_a_place_is_one_of_its_own_instance(served: Served) -> None:
+    """Each instance has a queue: "number 1 of 2" was said to who stood alone, and two rows were numbered 1."""
+    first, second = served.backend.queue()
+    now = datetime(2026, 11, 21, 12, tzinfo=UTC)
+    apart = [{**first, "instance": "gpu0"}, {**second, "position": 1, "instance": "gpu1"}]
+    assert "You are number 1 of 1," in answer_text.own_place(apart, OTHER, now)[0]
+    lines = answer_text.queue(apart, now)
+    assert [line.split()[:3] for line in lines] == [
+        ["#", "INSTANCE", "USER"],
+        ["1", "gpu0", "bob"],
+        ["1", "gpu1", "carol"],
+    ]
+    assert "INSTANCE" not in answer_text.queue([{**one, "instance": "gpu0"} for one in (first, second)], now)[0]
+
+
 def test_the_command_line_is_shown_to_who_may_see_it(served: Served) -> None:
     """The agent knows the name of the program alone, and a node is full of `python`. What is no longer that process,
     or another's, is shown by that name."""
