@@ -33,7 +33,7 @@ def in_itself(policy: Policy, texts: Sequence[tuple[str, str]] = ()) -> tuple[Po
     hint = "was it cut short? restore it, or remove it"
     empty = [file for file, text in texts if not text.strip()]
     found = (
-        *(PolicyError(file, 0, "", "is empty: only the defaults apply", hint) for file in empty),
+        *(PolicyError(file, 0, "", "is empty: it sets nothing", hint) for file in empty),
         *_of_no_use(policy),
         *_doubts(policy),
         *_too_small(policy),

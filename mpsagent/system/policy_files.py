@@ -116,10 +116,12 @@ def read_file(
     except FileNotFoundError:
         errors.append(mistake(path, "cannot be read: no such file", "see that it exists, and a link's target too"))
         return
+    except PermissionError as error:
+        hint = "chown it to root, chmod 0644: the agent has no right to read what its owner alone may"
+        errors.append(mistake(path, f"cannot be read: {_reason(error)}", hint))
+        return
     except OSError as error:
-        errors.append(
-            mistake(path, f"cannot be read: {_reason(error)}", "see that it exists and that root may read it")
-        )
+        errors.append(mistake(path, f"cannot be read: {_reason(error)}", "see that it exists"))
         return
     if len(data) > LARGEST:
         errors.append(mistake(path, f"is larger than {LARGEST >> 10} KiB", "is it a policy at all?"))
