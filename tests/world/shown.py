@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
+from signal import SIGTERM
 from typing import TYPE_CHECKING, Any
 
 from mpsagent.core.sessions import Session, Sessions
@@ -246,6 +247,8 @@ class Shown:
             if not life.given - NEAR < one.passed - wall < latest + NEAR:
                 fail(f"{what} was handed over at {life.given:.2f}, and its session says {one.passed - wall:.2f}")
             wanted = {"ended"} if life.error == "terminated" else {"ok"}
+            if life.process.status == -SIGTERM:  # it had done its work, and was ended before it had left
+                wanted = {"ok", "ended"}
             if one.outcome not in wanted and life.error in (None, "terminated"):
                 how = "was ended" if life.error else "has done its work"
                 fail(f"{what} {how}, and its session says: {one.outcome}")
