@@ -97,6 +97,10 @@ class Job(Guest):
     all_of_user: bool = False
 
 
+STARTS = 0.5
+"""Seconds that a hand-over may take in which a server starts: with the limits that held before."""
+
+
 @dataclass(eq=False)
 class Lease:
     order: Order
@@ -110,7 +114,8 @@ class Lease:
             return False
         if at < self.order.at:
             return False
-        given = self.order.heard is not None and self.order.heard <= at and self.order.answer.get("in_force")
+        before = max(life.knocked or at, at - STARTS)
+        given = self.order.heard is not None and self.order.heard <= before and self.order.answer.get("in_force")
         until = (self.order.heard or at) + self.job.span
         if self.ended is not None:
             until = min(until, self.ended.at)

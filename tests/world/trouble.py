@@ -719,7 +719,7 @@ def returning(chance: random.Random, seed: int) -> Day:
 
 def hostile(chance: random.Random, seed: int) -> Day:
     """One hostile user beside honest ones."""
-    kind = chance.choice(sorted(HOSTILE))
+    kind = chance.choice(("807", "flood", "liar", "relayed"))  # without who administrator.py adds: a seed is one world
     way = "shared" if kind == "relayed" else chance.choice(("together", "together", "shared"))
     users = chance.sample(sorted(LIMITS), chance.randint(2, 4))
     bad, *good = users
