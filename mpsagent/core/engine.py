@@ -375,7 +375,8 @@ class Core:
     def _restart(self, event: inp.RestartOrdered, lane: Key) -> list[act.Action]:
         """A running daemon is asked to quit; the next one is started when it has gone."""
         old = self.memories.lanes[lane].hangs
-        self._remember("hangs", hangs.Memory(up_since=old.up_since, queried_at=old.queried_at), lane)
+        under_way = hangs.Memory(start_asked=old.start_asked, up_since=old.up_since, queried_at=old.queried_at)
+        self._remember("hangs", under_way, lane)
         self._remember("starts", starts.Memory(), lane)
         control = self.state.lanes[lane].control
         if control is None or not control.proven or control.quitting is not None:

@@ -389,6 +389,18 @@ def test_a_restart_that_a_person_orders_is_no_crash(shared: bool) -> None:
     assert not stage.core.memories.lanes[None].hangs.failed
 
 
+def test_a_restart_that_is_ordered_while_a_daemon_starts_starts_no_second_one() -> None:
+    """Found by the world (orders 740001155): without systemd two ran at once, and the first was never seen again."""
+    stage = Stage(PATIENT)
+    stage.start_agent()
+    stage.run(0.02)
+    assert stage.times(act.StartControl) and not stage.mps.control
+    stage.feed(inp.RestartOrdered(stage.now, 0))
+    stage.run(5)
+    assert len(stage.times(act.StartControl)) == 1
+    assert stage.mps.control
+
+
 # --- servers that do not start ----------------------------------------------------------------------------------------
 
 
