@@ -394,7 +394,8 @@ def test_a_restart_that_is_ordered_while_a_daemon_starts_starts_no_second_one() 
     stage = Stage(PATIENT)
     stage.start_agent()
     stage.run(0.02)
-    assert stage.times(act.StartControl) and not stage.mps.control
+    assert stage.times(act.StartControl)
+    assert not stage.mps.control
     stage.feed(inp.RestartOrdered(stage.now, 0))
     stage.run(5)
     assert len(stage.times(act.StartControl)) == 1
