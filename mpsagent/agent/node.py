@@ -284,12 +284,9 @@ class Node(Recorder):
         do = "the agent has systemd make it again, or the gate's parent process does; else see the journal or gate.log"
         self.conditions.set("public directory", None if there else what, now, do)
         what = f"{path}_privileged has gone: root's front-ends come to {path}, where users can delay them"
-        do = "systemctl stop mpsagent-gate-privileged.socket; systemctl restart mpsagent-gate"
-        do = (
-            do
-            if self.settings.supervise == "systemd"
-            else "the gate's parent process makes it again; else see gate.log"
-        )
+        do = "the gate's parent process makes it again; else see gate.log"
+        if self.settings.supervise == "systemd":
+            do = "systemctl stop mpsagent-gate-privileged.socket; systemctl restart mpsagent-gate"
         gone = there and problem is None and not os.path.lexists(f"{path}_privileged")
         self.conditions.set("privileged socket", what if gone else None, now, do, sure=False)
         # one that another control daemon serves is left to it until that has gone
