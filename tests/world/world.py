@@ -409,8 +409,9 @@ class World:
         daemon = mps.Daemon(self, process, environment["CUDA_MPS_PIPE_DIRECTORY"],
                             environment.get("CUDA_MPS_LOG_DIRECTORY", LOGS), "--multiuser-server" in argv)  # fmt: skip
         self.kernel.program(process, daemon.run())
+        begun = self.kernel.now
         while process.alive and not daemon.up:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001 if self.kernel.now < begun + 0.2 else 0.02)  # it may be stopped for seconds
         return Ended(0)
 
     # --- what else stands at the doors
