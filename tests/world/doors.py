@@ -790,7 +790,7 @@ async def in_thread(function: Callable[..., Any], *arguments: object, deadline: 
 
 SLOWEST = 9.0
 """Seconds: more than what the agent waits for its own files, and less than the 10 s that the policy has to be read. An
-agent that starts and cannot read it admits nobody (docs/develop/world.md)."""
+agent that starts and cannot read it admits nobody (docs/measured/world.md)."""
 
 
 class _NoThreads:
