@@ -107,7 +107,7 @@ class Acting:
         found = await in_thread(those.among, clients, deadline=LOOK_WAIT)
         ordered = False
         for agent in () if dry_run else agents:
-            there, ending = agent.state.clients, agent.view().ending
+            there, ending = agent.state.clients, agent.core.view().ending
             fresh = [
                 there[one.pid] for one in found
                 if one.pid in there and there[one.pid].peer.start == one.peer.start and one.pid not in ending
@@ -204,13 +204,13 @@ class Acting:
         in_force = await self._in_force()
         await self._written_down()
         who = None if found.uid is None else await node.names.look_up(found.uid)
-        return {**lease_body.shown(found, first.view(), who), "in_force": in_force}
+        return {**lease_body.shown(found, first.core.view(), who), "in_force": in_force}
 
     async def _in_force(self) -> bool:
         """Whether the gate goes by what it was told last, at all instances. It is waited for, if there is one."""
         loop, agents = asyncio.get_running_loop(), self._node.agents
         end = loop.time() + GATE_WAIT
-        while not (settled := all(one.view().settled for one in agents)) and loop.time() < end:
+        while not (settled := all(one.core.view().settled for one in agents)) and loop.time() < end:
             if any(one.state.gate is None for one in agents):
                 break
             await asyncio.sleep(GATE_LOOK)

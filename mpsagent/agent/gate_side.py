@@ -114,8 +114,6 @@ class GateSide:
             case link.Failed():
                 if message.lost:
                     clients.left(message.connection)
-            case _:
-                pass
         said = self._event(message, now)
         event = said if lane is None else inp.Of(lane, said)
         events: list[inp.Input] = [event, *ended]

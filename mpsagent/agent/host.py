@@ -42,7 +42,6 @@ from mpsagent.core.transitions import (
     UserResumed,
     transition_fields,
 )
-from mpsagent.core.view import View
 from mpsagent.mps.limits import Device
 from mpsagent.policy import apart
 from mpsagent.policy.policy import Policy
@@ -156,9 +155,6 @@ class Agent(Recorder):
     def inside(self) -> list[Inside]:
         """What is inside MPS by this instance."""
         return [lane.inside for lane in self.lanes.values()]
-
-    def view(self) -> View:
-        return self.core.view()
 
     def record(self, kind: str, at: float, **fields: object) -> int:
         """``lane`` among the fields: the user whose lane it is about."""

@@ -253,7 +253,7 @@ class Placing:
                 self._move_user(uid, agent, to)
 
     def places(self) -> list[placement.Place]:
-        return [placement.place_of(one.policy, one.view(), self._processes(one)) for one in self._agents]
+        return [placement.place_of(one.policy, one.core.view(), self._processes(one)) for one in self._agents]
 
     def _processes(self, agent: Agent) -> list[Process]:
         waiting = [(one.pid, one.start, one.uid) for one, where in self._knocks.values() if where is agent]

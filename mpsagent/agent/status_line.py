@@ -24,7 +24,7 @@ def _of_several(agents: list[Agent]) -> str:
 
 
 def _of_one(agent: Agent) -> str:
-    view = agent.view()
+    view = agent.core.view()
     users, waiting = view.state.users(), len(view.waiting())
     if view.turn is not None:
         count = len(view.state.clients_of_user(view.turn.uid))

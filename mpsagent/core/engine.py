@@ -130,10 +130,8 @@ class Core:
             actions += self._person(event, now)
             if isinstance(event, act.Done):
                 self._note(event)
-        same = self.state is before[0] and self.memories is before[1]
-        if (
-            same and self._at_rest and not self._mistakes and (self._wake is None or now < self._wake)
-        ):  # most log lines are of this kind
+        same = self.state is before[0] and self.memories is before[1]  # most log lines are of this kind
+        if same and self._at_rest and not self._mistakes and (self._wake is None or now < self._wake):
             return Step(tuple(actions), tuple(happened))
         step = self.tick(now)
         return step._replace(actions=(*actions, *step.actions), transitions=(*happened, *step.transitions))

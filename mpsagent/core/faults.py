@@ -53,9 +53,8 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
                 requests += [EndClient.of(c, reason, RULE, "hang", hook=False, signals_only=True) for c in sticky]
             continue
         since = clear.setdefault(server.pid, now)
-        if (
-            view.state.working_on(server) or not view.synced
-        ):  # whose error it is the log has not said, or they are on another GPU
+        # whose error it is the log has not said, or they are on another GPU
+        if view.state.working_on(server) or not view.synced:
             since = max(since, due)
         if now < since + FORCE_AFTER:
             wakes.append(since + FORCE_AFTER)

@@ -271,17 +271,11 @@ def _front_end(state: State, event: inp.GateSaid[link.FrontEnd], out: Out) -> St
     """An administrator's ``terminate_client S P`` is as good as ours: it must not be asked twice."""
     said = event.what
     out.append(tr.FrontEndUsed(event.at, said.pid, said.uid, said.command, said.refused))
-    words = said.command.split()
-    if (
-        said.uid == 0
-        and not said.refused
-        and len(words) == 3
-        and words[0] == "terminate_client"
-        and words[2].isdecimal()
-    ):
-        client = state.clients.get(int(words[2][:10]))
-        if client is not None:
-            return replace(state, clients={**state.clients, client.pid: replace(client, terminated=True)})
+    match said.command.split():
+        case ["terminate_client", _, pid] if said.uid == 0 and not said.refused and pid.isdecimal():
+            client = state.clients.get(int(pid[:10]))
+            if client is not None:
+                return replace(state, clients={**state.clients, client.pid: replace(client, terminated=True)})
     return state
 
 

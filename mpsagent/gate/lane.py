@@ -52,10 +52,8 @@ class Run:
             self._question = Question(lane.loop, lane.directory, self._commands, self._asker, self._end, lane.greeted)
         except BlockingIOError:
             self._later("the control daemon's queue is full")
-            return
         except OSError as error:
             self._finish(None, f"the control daemon cannot be reached: {error.strerror}")
-            return
 
     def _end(self, session: Session) -> None:
         how = session.how

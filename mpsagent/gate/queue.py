@@ -161,13 +161,12 @@ class Queue:
         self._known[known.process] = known
         self._sort(known.process)
 
-    def forget(self, process: Process) -> KnownProcess | None:
+    def forget(self, process: Process) -> None:
         known = self._known.pop(process, None)
         self._own.pop(process, None)
         if known is not None:
             self.places(known.instance).forget(known)
             self._sort(process)
-        return known
 
     def places(self, instance: str) -> Places:
         return self._places.setdefault(instance, Places())
