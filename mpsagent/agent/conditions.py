@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mpsagent.agent.condition import Condition
-from mpsagent.core import pause_room
+from mpsagent.core import pause_room, quitting
 from mpsagent.core.engine import Core
 from mpsagent.core.model import Key
 from mpsagent.core.view import View
-from mpsagent.mps.units import duration_text
 
 
 class Conditions:
@@ -73,7 +72,7 @@ def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
     do = "see getent passwd UID, which must answer; no user is let in or ended by rules that may not be theirs"
     conditions.set("names", _unidentified(view, now), now, do)
     do = "it takes hold by itself; to wait no longer, end those clients (mpsagent-cli clients)"
-    conditions.set("sharing", _old_lanes(view) or _old_sharing(core.view(None)), now, do)
+    conditions.set("sharing", quitting.old_way(view), now, do)
     count = "1 client was" if state.unseen == 1 else f"{state.unseen} clients were"
     what = f"{count} refused, whose processes mpsagent cannot see" if state.unseen else None
     do = "run it in the host's pid namespace (hostPID, --pid=host)"
@@ -138,37 +137,6 @@ def _unidentified(view: View, now: float) -> str | None:
     return f"the name service does not say who {who} is, so what the policy says of them is not known"
 
 
-def _old_lanes(view: View) -> str | None:
-    """Users have control daemons of their own, and the policy wants another way of sharing."""
-    users, later = len(view.state.lanes) - 1, view.policy.sharing
-    if not users or later == "apart":
-        return None
-    count = len(view.state.clients)
-    return (
-        f'sharing = "{later}" takes hold later: the old way holds until {count} process{"" if count == 1 else "es"} of '
-        f"{users} user{'' if users == 1 else 's'} apart {'has' if count == 1 else 'have'} ended; new clients are held "
-        "meanwhile"
-    )
-
-
-def _old_sharing(view: View) -> str | None:
-    """A changed policy that cannot take hold before those at work have ended: until when the old way holds."""
-    state, users = view.state, [uid for uid in view.state.users() if uid not in view.suspended]
-    if view.together or not users or not (view.outdated or len(users) > 1):
-        return None
-    wanted = f'sharing = "{view.policy.sharing}" with {view.form}' if view.outdated else 'sharing = "turns"'
-    count, have = ("1 process", "has") if len(state.clients) == 1 else (f"{len(state.clients)} processes", "have")
-    until = f"until {count} of {'1 user' if len(users) == 1 else f'{len(users)} users'} {have} ended"
-    rules = [view.rules(uid) for uid in users]
-    spans = [r.switch_after for r in rules if r.has_to_leave]
-    if len(spans) < len(users):
-        bound = "; no turn's end bounds that for all of them"
-    else:
-        longest = sum(r.switch_grace for r in rules) + sum(span or 0.0 for span in spans)
-        bound = f"; at most {duration_text(longest)} once another user waits"
-    return f"{wanted} takes hold later: the old way holds {until}{bound}"
-
-
 def _too_long(view: View, left: float | None, now: float) -> str | None:
     """A user who waits longer than the policy says while nothing explains it: never healthy. ``left``: when the last
     turn ended."""
@@ -184,14 +152,11 @@ def _too_long(view: View, left: float | None, now: float) -> str | None:
         return None
     uid = waiting[0]
     since = view.suspended.get(uid) or min(h.since for h in view.state.held.line(uid))
-    turn = view.turn
-    if turn is not None:
-        end = turn.ends
-        if end is None:
-            return None if turn.contested is not None or now < since + WAIT_SLACK else _stuck(uid, now - since)
-        late = end + view.rules(turn.uid).kill_grace + view.policy.hang_terminate + WAIT_SLACK
-        return _stuck(uid, now - since) if now > late else None
-    return _stuck(uid, now - since) if now > max(since, left or since) + WAIT_SLACK else None
+    if view.turn is None:
+        due: float | None = max(since, left or since)
+    else:
+        due = since if view.turn.contested is None else view.turn.over
+    return None if due is None or now <= due + WAIT_SLACK else _stuck(uid, now - since)
 
 
 def _stuck(uid: int, seconds: float) -> str:

@@ -66,6 +66,14 @@ def has_to_leave(view: View, uid: int) -> bool:
     return view.state.drain is None and (view.may_pause(uid) or view.rules(uid).has_to_leave)
 
 
+def longest(view: View, uid: int) -> float | None:
+    """How long this user may keep the GPU while others wait; None: the policy says no time."""
+    if not has_to_leave(view, uid):
+        return None
+    rules = view.rules(uid)
+    return rules.switch_slice if view.may_pause(uid) else (rules.switch_after or 0.0) + rules.switch_grace
+
+
 def unlimited(view: View, uid: int) -> bool:
     """It is not known before how much memory a user will use."""
     state, peer = view.state, next((held.peer for held in view.state.held.line(uid)), Peer(0, uid, 0, 0))

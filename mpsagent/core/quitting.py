@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mpsagent.core import actions as act
+from mpsagent.core.pause_room import longest
 from mpsagent.core.rule import Decision, EndClient
 from mpsagent.core.view import View
 from mpsagent.mps.units import duration_text
@@ -74,6 +75,24 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         return Decision(memory, todo, wake=due if now < due else None)
     quit_it = act.QuitControl(timeout=QUIT_TIMEOUT, reason=reason, rule=rule)
     return Decision(replace(memory, asked=now), (*todo, quit_it), wake=now + LOST)
+
+
+def old_way(view: View) -> str | None:
+    """Why the policy's way of sharing does not hold yet: those at work, in all lanes, keep the one before."""
+    users, apart = [uid for uid in view.state.users() if uid not in view.suspended], len(view.state.lanes) - 1
+    wanted, count = f'sharing = "{view.policy.sharing}"', len(view.state.clients)
+    if apart and view.policy.sharing != "apart":
+        whose, rest = f"{apart} user{'s' * (apart != 1)} apart", "new clients are held meanwhile"
+    elif view.together or view.elsewhere or not users or not (view.outdated or len(users) > 1):
+        return None
+    else:
+        wanted += f" with {view.form}" if view.outdated else ""
+        whose, rest = f"{len(users)} user{'s' * (len(users) != 1)}", "no turn's end bounds that for all of them"
+        spans = [span for uid in users if (span := longest(view, uid)) is not None]
+        if len(spans) == len(users):
+            rest = f"at most {duration_text(sum(spans))} once another user waits"
+    until = f"{count} process{'es' * (count != 1)} of {whose} {'has' if count == 1 else 'have'} ended"
+    return f"{wanted} takes hold later: the old way holds until {until}; {rest}"
 
 
 def _reported(view: View, memory: Memory, now: float) -> tuple[Memory, tuple[act.Action, ...]]:

@@ -64,7 +64,9 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     if m.memory.turn is None and m.view.synced and m.view.turn is None:  # else the view is of the turn that is over
         until = following(m)
     if m.memory.turn is not None:
-        m.remember(turn=replace(m.turn, ends=ends(m.view, m.turn), no_room=no_room(m.view, m.turn)))
+        end = ends(m.view, m.turn)
+        by = None if end is None else _signalled(m, end) + m.view.rules(m.turn.uid).kill_grace
+        m.remember(turn=replace(m.turn, ends=end, over=by, no_room=no_room(m.view, m.turn)))
     return Decision(m.memory, tuple(m.actions), tuple(m.requests), tuple(m.told), until)
 
 
@@ -255,7 +257,7 @@ def _ending(m: Moment) -> float | None:
         if fresh or view.shut_out(uid):
             m.over(behind=not fresh)
         return None
-    rules, policy = view.rules(uid), view.policy
+    rules = view.rules(uid)
     if not rules.enforce_switch:
         m.to(m.turn.reached, ending=None)
         return None
@@ -265,11 +267,17 @@ def _ending(m: Moment) -> float | None:
     if quits_all and control is not None and (m.memory.quit is None or m.memory.quit[0] == control.pid):
         reason = f"the turn of user {uid} is over; waiting users are held meanwhile"
         return m.quit(control, max(1, round(rules.kill_grace)), reason, rules.origin("switch.action").key)
-    due = ending + policy.hang_terminate + (policy.hook_deadline if rules.before_end_hook else 0.0)
+    due = _signalled(m, ending)
     late = (m.now >= due and len(view.state.users()) <= 1) or quits_all
     reason, rule = f"the turn of user {uid} is over", rules.origin("switch.after").key
     m.requests += [EndClient.of(c, reason, rule, "switch", signals_only=late) for c in m.clients]
     return due if m.now < due else None
+
+
+def _signalled(m: Moment, end: float) -> float:
+    """When processes that are still there are signalled, of a turn that ends at ``end``."""
+    policy = m.view.policy
+    return end + policy.hang_terminate + (policy.hook_deadline if m.view.rules(m.turn.uid).before_end_hook else 0.0)
 
 
 def _shut(m: Moment) -> None:

@@ -47,7 +47,8 @@ class Turn:
     """Who has the GPU. ``contested``: since when another user waits for it; ``warned``, ``ending``: when the end of
     the turn was announced and begun; ``began``: since when its user works; ``tried``: since when the gate has tried to
     hand its next process over; ``unpausable``: its processes were to be paused, which did not work;
-    ``no_room``: why they cannot be for who is next; ``ends``: when the policy takes the GPU from it, as things are."""
+    ``no_room``: why they cannot be for who is next; ``ends``: when the policy takes the GPU from it, as things are;
+    ``over``: by when it is over then, whatever its processes do."""
 
     uid: int
     since: float
@@ -60,6 +61,7 @@ class Turn:
     phase: Phase = "open"
     no_room: str | None = None
     ends: float | None = None
+    over: float | None = None
 
     @property
     def let_in(self) -> bool:

@@ -58,7 +58,8 @@ def waiting(view: View, now: float) -> tuple[Waiting, ...]:
         pids = dict.fromkeys([*paused, *(one.peer.pid for one in line)])
         why, turn = _why(view, uid, line, everybody, use, now), None
         if at is not None and uid not in mine and not view.denied(uid) and view.identified(uid):
-            turn, at = at, _after(view, uid, at)
+            span = pause_room.longest(view, uid)
+            turn, at = at, None if span is None else at + span
         lifted = ((pid, caps.lifted(view, pid)[1]) for pid in pids if pid in state.lifts) if state.lifts else ()
         words = next((f"; process {pid}: {words}" for pid, words in lifted if words), None)
         why = why if words is None else why._replace(text=why.text + words)
@@ -90,14 +91,6 @@ def _free(view: View, now: float) -> float | None:
     if view.turn is None:
         return now
     return None if view.turn.ends is None else max(now, view.turn.ends)
-
-
-def _after(view: View, uid: int, at: float) -> float | None:
-    """When a user who is let in then has to go: each may keep its turn for as long as its own rules say."""
-    rules = view.rules(uid)
-    if not pause_room.has_to_leave(view, uid):
-        return None
-    return at + (rules.switch_slice if view.may_pause(uid) else (rules.switch_after or 0.0) + rules.switch_grace)
 
 
 # --- bounds of the table, which the gate keeps ------------------------------------------------------------------------

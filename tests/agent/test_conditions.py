@@ -10,18 +10,20 @@ import pytest
 
 from mpsagent.agent.bypass import mode_doubts
 from mpsagent.agent.condition import Condition, problems
-from mpsagent.agent.conditions import WAIT_SLACK, Conditions, _old_sharing, note_conditions
+from mpsagent.agent.conditions import WAIT_SLACK, Conditions, note_conditions
 from mpsagent.agent.status_line import one_line
 from mpsagent.core import inputs as inp
 from mpsagent.core import limits
 from mpsagent.core.engine import Core, OfLane
 from mpsagent.core.inputs import Peer
-from mpsagent.core.model import Attachment, Control, Held, StartFailure
+from mpsagent.core.model import Attachment, Control, Drain, Held, StartFailure
 from mpsagent.core.queue import Queue
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.wire import link
-from tests.api.stand_in import START, busy_state
+from tests.api.stand_in import POLICY, START, busy_state
+from tests.core.harness import ALICE, BOB, Stage
+from tests.core.harness import POLICY as TURNS
 
 USER = 20001
 
@@ -36,6 +38,25 @@ def test_who_has_waited_for_a_whole_turn_does_not_wait_too_long_when_it_is_over(
     conditions = Conditions()
     for now, expected in ((left + 1.0, 0), (left + WAIT_SLACK + 1.0, 1)):
         note_conditions(conditions, core, now)
+        assert len([one for one in conditions.all() if "longer than the policy says" in one.what]) == expected
+
+
+@pytest.mark.parametrize(
+    ("hook", "seconds"), [("", 10.0), ('[hooks]\nbefore_end = "/usr/bin/true"\ndeadline = "60s"\n', 70.0)]
+)
+def test_who_waits_for_a_turn_to_end_waits_too_long_when_it_is_not_over_by_its_time(hook: str, seconds: float) -> None:
+    """`hang.terminate` and `kill_grace` after its end, and after the policy's hook, which was not counted."""
+    stage = Stage(TURNS + hook).up()
+    stage.client(ALICE)
+    stage.run(1)
+    stage.client(BOB)
+    stage.run(1)
+    assert stage.core is not None
+    turn, conditions = stage.core.view().turn, Conditions()
+    assert turn is not None
+    assert turn.ends is not None
+    for more, expected in ((-1.0, 0), (1.0, 1)):
+        note_conditions(conditions, stage.core, turn.ends + seconds + WAIT_SLACK + more)
         assert len([one for one in conditions.all() if "longer than the policy says" in one.what]) == expected
 
 
@@ -91,17 +112,25 @@ def test_the_line_of_several_instances_says_one_as_one() -> None:
     assert line(0, 2, 0, apart=1) == "2 instances, 1 user apart, 0 clients, 2 users wait"
 
 
-def test_until_when_the_old_way_holds_says_one_as_one() -> None:
-    """Seen: "until 1 process of 1 user have ended"."""
-    for count, said in ((1, "until 1 process of 1 user has ended"), (2, "until 2 processes of 1 user have ended")):
-        users = (USER,)
-        rules = SimpleNamespace(switch_after=5.0, switch_grace=1.0, has_to_leave=True)
-        view: Any = SimpleNamespace(
-            state=SimpleNamespace(users=lambda users=users: users, clients=range(count)), suspended=(), together=False,
-            outdated=True, policy=SimpleNamespace(sharing="together"), form="one server for all users",
-            rules=lambda uid, rules=rules: rules,
-        )  # fmt: skip
-        assert said in str(_old_sharing(view))
+@pytest.mark.parametrize(
+    ("clients", "drain", "said"),
+    [
+        (1, None, "until 1 process of 1 user has ended; at most 31m00s once another user waits"),
+        (2, None, "until 2 processes of 1 user have ended; at most 31m00s once another user waits"),
+        (1, Drain(START, None), "until 1 process of 1 user has ended; no turn's end bounds that for all of them"),
+    ],
+)
+def test_until_when_the_old_way_holds_is_said(clients: int, drain: Drain | None, said: str) -> None:
+    """Seen: "until 1 process of 1 user have ended"; and in a drain, in which no turn ends by time, "at most 31m00s"."""
+    state, policy = busy_state(), load([("p", f"{POLICY}[instance.default]\nsharing = 'together'\n")])[0]
+    assert policy is not None
+    one = state.clients[501]
+    more = {501 + n: replace(one, peer=one.peer._replace(pid=501 + n)) for n in range(clients)}
+    core, conditions = Core(replace(state.changed(drain=drain), policy=policy, clients=more)), Conditions()
+    note_conditions(conditions, core, START)
+    (found,) = problems(conditions.all())
+    old = 'sharing = "together" with one server for all users takes hold later: the old way holds '
+    assert found.what == old + said
 
 
 @pytest.mark.parametrize(
