@@ -69,14 +69,18 @@ def test_no_user_takes_all_places_of_a_server_for_all() -> None:
     assert stage.gate.turned_away == []
 
 
-def test_the_bound_of_a_users_contexts_is_the_policys() -> None:
-    stage = Stage(PATIENT.replace("[user.alice]", "[user.alice]\nmax_contexts = 5")).up()
+@pytest.mark.parametrize(("most", "said"), [(1, "1 context"), (5, "5 contexts")])
+def test_the_bound_of_a_users_contexts_is_the_policys(most: int, said: str) -> None:
+    stage = Stage(PATIENT.replace("[user.alice]", f"[user.alice]\nmax_contexts = {most}")).up()
     alice = stage.client(ALICE, contexts=9)
     stage.run(1)
-    assert alice.made == 5
+    assert alice.made == most
     stage.client(ALICE)
     stage.run(1)
     assert len(stage.gate.known) == 1
+    assert stage.core is not None
+    (told,) = waiting(stage.core.view(), stage.now)
+    assert told.why.text == f"this user may have {said} on a server at a time"
 
 
 def test_lines_about_contexts_that_never_passed_the_gate_take_no_room() -> None:
