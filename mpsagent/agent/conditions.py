@@ -72,7 +72,7 @@ def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
     do = "see getent passwd UID, which must answer; no user is let in or ended by rules that may not be theirs"
     conditions.set("names", _unidentified(view, now), now, do)
     do = "it takes hold by itself; to wait no longer, end those clients (mpsagent-cli clients)"
-    conditions.set("sharing", quitting.old_way(view), now, do)
+    conditions.set("sharing", quitting.old_way(view), now, do, sure=_out_of_turn(view))
     count = "1 client was" if state.unseen == 1 else f"{state.unseen} clients were"
     what = f"{count} refused, whose processes mpsagent cannot see" if state.unseen else None
     do = "run it in the host's pid namespace (hostPID, --pid=host)"
@@ -135,6 +135,14 @@ def _unidentified(view: View, now: float) -> str | None:
         return None
     who = some([f"uid {uid}" for uid in late])
     return f"the name service does not say who {who} is, so what the policy says of them is not known"
+
+
+def _out_of_turn(view: View) -> bool:
+    """A client came in another user's turn, not before it: no old way of sharing explains that."""
+    turn, clients = view.turn, view.state.clients.values()
+    if turn is None:
+        return False
+    return any(c.since > turn.since + WAIT_SLACK for c in clients if c.uid not in (turn.uid, *view.suspended))
 
 
 def _too_long(view: View, left: float | None, now: float) -> str | None:

@@ -18,10 +18,11 @@ from mpsagent.core.engine import Core, OfLane
 from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Attachment, Control, Drain, Held, StartFailure
 from mpsagent.core.queue import Queue
+from mpsagent.core.view import Turn
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.wire import link
-from tests.api.stand_in import POLICY, START, busy_state
+from tests.api.stand_in import OTHER, POLICY, START, busy_state
 from tests.core.harness import ALICE, BOB, Stage
 from tests.core.harness import POLICY as TURNS
 
@@ -90,6 +91,20 @@ def test_a_table_that_the_gate_cannot_write_is_a_problem() -> None:
         assert [one.what for one in problems(conditions.all())] == ([why] if why else [])
 
 
+def test_a_way_of_sharing_that_waits_for_clients_is_no_reason_to_drain_the_node() -> None:
+    """Seen: after a reload `status` ended with 1 for as long as those at work went on, and Slurm's health check drained
+    the node. Two users at work in turns are a problem all the same where one has come in the other's turn."""
+    core = Core(busy_state())
+    (first,) = core.state.clients.values()
+    for came, bad in ((START - 1.0, "not sure"), (START + WAIT_SLACK + 1.0, "problem")):
+        conditions, other = Conditions(), replace(first, peer=Peer(900, OTHER, OTHER, 9000), since=came)
+        core.state = replace(core.state, clients={first.pid: first, 900: other})
+        core.memories = replace(core.memories, turns=replace(core.memories.turns, turn=Turn(first.uid, START)))
+        note_conditions(conditions, core, START + 10.0)
+        (found,) = [one for one in conditions.all() if "takes hold later" in one.what]
+        assert (found.bad, 'sharing = "turns" takes hold later' in found.what) == (bad, True)
+
+
 def test_the_line_of_several_instances_says_one_as_one() -> None:
     """Seen in `systemctl status`: "2 instances, 1 clients, 1 users wait"."""
 
@@ -128,7 +143,7 @@ def test_until_when_the_old_way_holds_is_said(clients: int, drain: Drain | None,
     more = {501 + n: replace(one, peer=one.peer._replace(pid=501 + n)) for n in range(clients)}
     core, conditions = Core(replace(state.changed(drain=drain), policy=policy, clients=more)), Conditions()
     note_conditions(conditions, core, START)
-    (found,) = problems(conditions.all())
+    (found,) = conditions.all()
     old = 'sharing = "together" with one server for all users takes hold later: the old way holds '
     assert found.what == old + said
 

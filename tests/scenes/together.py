@@ -88,6 +88,11 @@ def _reasons(stage: Stage) -> set[str]:
     return {one["reason"] for one in stage.agents[-1].api.get("/v1/queue")["queue"]}
 
 
+def _later(agent: Agent) -> list[str]:
+    doubts = [one["what"] for one in agent.api.status()["not_guaranteed"]]
+    return [one for one in doubts if "takes hold later" in one]
+
+
 def changed(stage: Stage, count: int) -> Result:
     """turns -> together -> turns at reloads, with clients at work: they go on, who waits is served, and meanwhile the
     status says until when the old way holds."""
@@ -100,8 +105,9 @@ def changed(stage: Stage, count: int) -> Result:
         second.queued()
         stage.policy(POLICY + TIMES, extra=TOGETHER)
         agent.api.order("reload")
-        stage.until(lambda: any("takes hold later" in one for one in agent.api.problems()), "it says until when")
-        said += [one for one in agent.api.problems() if "takes hold later" in one]
+        stage.until(lambda: _later(agent), "it says until when")
+        said += _later(agent)
+        problems += agent.api.problems()
         first.finish()
         second.working()
         if agent.api.status()["mode"]["sharing"] != "together" or first.rc or _worker(stage, USERS[2], 1.0).rc:
