@@ -31,6 +31,7 @@ def test_limits_that_are_enforced_no_more_are_lifted(stage: Stage, how: str) -> 
     stage.exact(B, 100)
     stage.exact(C, 100)
     stage.no_problem(agent)
+    stage.until(lambda: agent.api.status()["servers"], "the agent has heard of the server")
     status = agent.api.status()
     (server,) = status["servers"]
     assert (status["limits"]["drifted"], "nothing is enforced" in str(status["not_guaranteed"])) == ([], True)
