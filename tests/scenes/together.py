@@ -9,7 +9,7 @@ import threading
 
 from tests.conformance import rig as rigs
 from tests.scenes.limits import POLICY, SHARES, Changes
-from tests.scenes.stage import USERS, Client, Result, Scene, Stage
+from tests.scenes.stage import USERS, Agent, Client, Result, Scene, Stage
 
 TOGETHER = 'sharing = "together"\n'
 # Long enough that, on a busy machine too, who comes during a fault or before a change is there before that is over.
