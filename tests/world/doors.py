@@ -136,7 +136,7 @@ class SocketObject:
         for _, kind, content in ancillary:
             if kind == 2:
                 who = _CREDENTIALS.unpack(content)
-                if process.uid and (who[1], who[2]) != (process.uid, process.gid):
+                if process.uid and (who[1] not in (process.real, process.uid, process.saved) or who[2] != process.gid):
                     raise _refused(errno.EPERM)
             else:
                 files = [process.file(fd) for (fd,) in struct.iter_unpack("i", content)]
@@ -306,7 +306,7 @@ def _proc(path: str) -> bytes | None:
         ]
         return f"{process.pid} ({process.name[:15]}) {' '.join(fields)}\n".encode()
     if what == "status":
-        uids = "\t".join([str(process.uid)] * 4)
+        uids = "\t".join(map(str, (process.real, process.uid, process.saved, process.uid)))
         gids = "\t".join([str(process.gid)] * 4)
         return f"Name:\t{process.name}\nUid:\t{uids}\nGid:\t{gids}\nNSpid:\t{process.pid}\n".encode()
     if not process.alive:
@@ -318,7 +318,7 @@ def _proc(path: str) -> bytes | None:
     if what == "environ":
         return b"".join(f"{key}={value}\0".encode() for key, value in process.environment.items())
     if what == "cgroup":
-        return f"0::/user.slice/user-{process.uid}.slice\n".encode()
+        return f"0::/user.slice/user-{process.slice}.slice\n".encode()
     raise _error(errno.ENOENT)
 
 
@@ -748,6 +748,7 @@ class SignalModule(_Module):
         assert isinstance(file, PidFd)
         if file.process.ended:
             raise _refused(errno.ESRCH)
+        kernel.sends(file.process, int(number))
         kernel.signal(file.process, int(number))
 
 

@@ -75,6 +75,21 @@ class Judges:
 
     def knocks(self, life: Life) -> None: ...
 
+    def asked(self, pid: int, uid: int) -> None:
+        """MPS hears of a client: it is of the user who has connected, whatever it has become since."""
+        process = self.world.kernel.processes.get(pid)
+        for life in self.lives:
+            if life.process is process and uid != life.uid and uid not in life.users:
+                self.fail(f"client {pid} of user {life.uid} is announced to MPS as user {uid}'s")
+
+    def signalled(self, process: Process, number: int) -> None:
+        """Root's signals reach everybody; who has become another user's is not stopped or ended in the first one's
+        name."""
+        for life in self.lives:
+            if life.process is process and number not in (0, 18) and not life.whose & {0, process.real, process.saved}:
+                what = f"is user {process.uid}'s now, and gets signal {number}"
+                self.fail(f"client {process.pid} of user {life.uid} {what}")
+
     def served(self, life: Life) -> bool:
         """Its server lives, although it may not notice when not."""
         server = self._server.get(life.process.pid)
@@ -115,7 +130,7 @@ class Judges:
             return  # while no agent runs the gate goes on by its last table
         if self.world.kernel.now - self.stopped < SETTLES:
             return  # a hand-over that is held up holds on to its user's turn
-        if any(one.uid == life.uid and not one.honest for one in self.lives):
+        if any(life.uid in one.whose and not one.honest for one in self.lives):
             return  # a turn lasts as long as MPS is taken up by one of its user's
         mine = [one for one in self.lives if one.uid == life.uid and one is not life]
         now = self.world.kernel.now

@@ -227,10 +227,12 @@ class Opened(File):
 
 
 class Process:
-    """``body``: what runs in it. ``ended``: its pidfd says so; ``gone``: it is reaped and its number is free."""
+    """``body``: what runs in it. ``ended``: its pidfd says so; ``gone``: it is reaped and its number is free. ``uid``:
+    the effective one, which a connection has; ``real``, ``saved``: its other uids."""
 
     def __init__(self, kernel: Kernel, pid: int, name: str, uid: int, gid: int, parent: Process | None) -> None:
         self.kernel, self.pid, self.name, self.uid, self.gid, self.parent = kernel, pid, name, uid, gid, parent
+        self.real = self.saved = self.slice = uid
         self.start = int(kernel.now * 100)
         self.command: list[str] = [name]
         self.environment: dict[str, str] = {}
@@ -254,6 +256,12 @@ class Process:
 
     def __repr__(self) -> str:
         return f"{self.name}[{self.pid}]"
+
+    def become(self, uid: int, *, program: bool) -> None:
+        """It executes a setuid ``program``, or is of that user from now on in every way. Pid, start and pidfds stay."""
+        self.uid = self.saved = uid
+        if not program:
+            self.real = self.gid = uid
 
     def install(self, file: File) -> int:
         number = 3
@@ -406,6 +414,8 @@ class Kernel:
         self.called: Callable[[Process, str], None] = lambda process, what: None
         """Hears of each system call of a real program that has an effect, and of each step of a model, before it is
         done: here faults come in."""
+        self.sends: Callable[[Process, int], None] = lambda process, number: None
+        """Hears of each signal that a real program sends by a pidfd."""
         self.disk = ""
         """What is wrong with /var, and with threads: full, read-only, torn (the next who writes there dies in it),
         slow."""

@@ -203,6 +203,7 @@ class Daemon:
         end.close()
 
     def client(self, end: End, pid: int, uid: int) -> Steps:
+        self.world.judges.asked(pid, uid)
         if self.quitting:
             end.close()
             return

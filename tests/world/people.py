@@ -4,7 +4,7 @@ steps. What happened to it is in its :class:`Life`, which the judges read."""
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tests.world.kernel import File, Process, Socket
@@ -41,6 +41,12 @@ class Life:
     done: bool = False
     """It has done its work."""
     honest: bool = True
+    users: set[int] = field(default_factory=set)
+    """Others as whom it has connected as well."""
+
+    @property
+    def whose(self) -> set[int]:
+        return {self.uid, *self.users}
 
     @property
     def waits(self) -> bool:
@@ -173,12 +179,15 @@ class Client:
             return None
         return server
 
+    def own(self) -> tuple[int, int, int]:
+        """As whom it speaks: its real uid."""
+        return self.process.pid, self.process.real, self.process.gid
+
     def introduce(self, control: End) -> Generator[tuple[list[File], float | None], None, End | None]:
         """Up to the descriptor that leads to its server."""
         if (yield from control.hear()) is None:
             return None
-        own = (self.process.pid, self.process.uid, self.process.gid)
-        control.say(CREDENTIALS, who=own)
+        control.say(CREDENTIALS, who=self.own())
         control.say(CLIENT)
         if self.life.knocked is None:
             self.life.knocked = self.kernel.now
@@ -202,7 +211,7 @@ class Client:
                 break
             for file in message.files:
                 file.drop()
-        server.say(CREDENTIALS, who=(self.process.pid, self.process.uid, self.process.gid))
+        server.say(CREDENTIALS, who=self.own())
         server.say(word(number))
         server.say(NO_DEVICE if number == 0 else word(0))
         status = yield from server.hear()

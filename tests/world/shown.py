@@ -86,9 +86,10 @@ class Shown:
 
     def _clients(self, rows: list[Any]) -> Iterator[What]:
         processes = self.world.kernel.processes
+        came = {one.process: one.whose for one in self.world.judges.lives if one.process.alive}
         for row in rows:
             process = processes.get(row["pid"])
-            if process is None or not process.alive or process.uid != row["uid"]:
+            if process is None or not process.alive or row["uid"] not in came.get(process, {process.uid}):
                 yield "process", row["pid"], "of user", row["uid"], "is", row["state"], "and has ended"
         of = {(row["pid"], row["uid"]): row for row in rows}
         for life in self.world.judges.lives:
@@ -127,7 +128,7 @@ class Shown:
     def _turn(self, status: Any) -> Iterator[What]:
         lives = self.world.judges.lives
         at_work = {one.uid for one in lives if one.works and not one.process.stopped and self.world.judges.served(one)}
-        if len(at_work) != 1:
+        if len(at_work) != 1 or any(one.works and one.users for one in lives):
             return
         (uid,), turn = at_work, status["turn"]
         if turn is None or turn["uid"] != uid:
@@ -233,7 +234,7 @@ class Shown:
                 judges.fail(f"two turns at once on record: {before} and {after}")
         used = Counter(one.uid for one in turns)
         worked, liars = ({one.uid for one in judges.lives if one.given is not None},
-                         {one.uid for one in judges.lives if not one.honest})  # fmt: skip
+                         {uid for one in judges.lives if not one.honest for uid in one.whose})  # fmt: skip
         if self.world.plan.turns and used.keys() - liars != worked - liars:
             judges.fail(f"turns are on record of users {sorted(map(str, used))}, and others worked")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.world.trouble import DAYS, draw, fails
+from tests.world.plans import LIMITS
+from tests.world.trouble import DAYS, FOUND, Day, Guest, draw, fails
 
 
 @pytest.mark.parametrize("name", DAYS)
@@ -12,6 +13,16 @@ def test_every_promise_holds_on_a_few_days_of_trouble(name: str) -> None:
     for seed in range(1, 4):
         found = fails(draw(seed, (name,)))
         assert found is None, f"seed {seed}: {found[0]}"
+
+
+def test_a_signal_to_who_has_become_another_user_s_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpsagent.system.processes.Process.is_anothers", lambda self: False)
+    guests = (*(Guest(2.0 + place, 2004, 30.0, kind="becoming") for place in range(8)), Guest(6.0, 2005, 1.0))
+    text = '[switch]\nafter = "4s"\ngrace = "1s"\n'
+    day = Day(1, "shared", guests, (), LIMITS, ends=True, name="setuid", quiet=True, more=text, overlap=FOUND)
+    found = fails(day)
+    assert found is not None
+    assert "and gets signal" in found[0]
 
 
 def test_a_full_server_that_is_not_on_record_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

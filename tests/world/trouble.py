@@ -221,11 +221,61 @@ class Returning(Client):
             )
 
 
+class Becoming(Client):
+    """Connects as one user and is another's at some time after that: root that becomes a user, a program that was only
+    lent its user and is root again, or one that executes a setuid program. That one keeps the descriptors it has and
+    says nothing; a context goes with the program that made it."""
+
+    STAGES = ("connected", "held", "given", "at work")
+
+    def __init__(self, world: Troubled, life: Life, contexts: int = 1) -> None:
+        super().__init__(world, life, contexts)
+        chance = world.chance
+        self.stage, self.program = chance.choice(self.STAGES), bool(life.uid) and chance.random() < 0.5
+        self.to = chance.choice([uid for uid in (0, 65534, *sorted(LIMITS)[:2]) if uid != life.uid])
+
+    def becomes(self) -> None:
+        if self.process.alive and self.process.uid == self.life.uid:
+            how = "executes a program of" if self.program else "is now of"
+            self.world.tell(f"client {self.process.pid} of user {self.life.uid} {how} user {self.to} ({self.stage})")
+            self.process.become(self.to, program=self.program)
+
+    def connect(self) -> Generator[tuple[list[File], float | None], None, End | None]:
+        if self.process.uid != self.life.uid:
+            self.life.users.add(self.process.uid)
+        return (yield from super().connect())
+
+    def introduce(self, control: End) -> Generator[tuple[list[File], float | None], None, End | None]:
+        if self.stage == "connected":
+            self.becomes()
+        elif self.stage == "held":
+            self.kernel.after(self.world.chance.choice((0.0005, 0.005, 0.05, 1.0)), self.becomes)
+        server = yield from super().introduce(control)
+        if self.stage == "given":
+            self.becomes()
+        if self.program and self.process.uid != self.life.uid and self.stage != "connected":
+            yield [], self.kernel.now + self.life.work
+        return server
+
+    def work(self, contexts: list[End]) -> Steps:
+        if self.stage == "at work":
+            yield [], self.kernel.now + self.world.chance.uniform(0.0, 0.5)
+            self.becomes()
+            if self.program:
+                assert self.channel is not None
+                self.life.over = self.kernel.now
+                for one in (*contexts, self.channel):
+                    one.close()
+                yield [], self.kernel.now + self.life.work
+                return
+        yield from super().work(contexts)
+
+
 PEOPLE: Mapping[str, type[Client]] = {
     "honest": Client, "liar": Liar, "807": Eight, "relayed": Relayed, "flood": Client, "sleeper": Sleeper,
-    "returning": Returning, "doubted": Client,
+    "returning": Returning, "doubted": Client, "becoming": Becoming,
 }  # fmt: skip
-HOSTILE = frozenset({"liar", "807", "relayed", "flood"})
+HOSTILE = frozenset({"liar", "807", "relayed", "flood", "becoming"})
 
 
 def honest(life: Life) -> bool:
@@ -291,7 +341,7 @@ class Watchful(Judges):
         now, day = self.world.kernel.now, self.day
         at_work = [one for one in self.lives if one.works and not one.process.stopped and self.served(one)]
         self._nothing_at_work(now, at_work)
-        if day.turns and len({one.uid for one in at_work}) > 1:
+        if day.turns and at_work and not set.intersection(*(one.whose for one in at_work)):
             self._both = now if self._both is None else self._both
             if now - self._both > day.overlap:
                 who = ", ".join(f"{one.process.pid} of user {one.uid}" for one in at_work)
@@ -742,6 +792,25 @@ def hostile(chance: random.Random, seed: int) -> Day:
                waits=bound, after=5.0 if way == "shared" else None, overlap=FOUND, until=400.0)  # fmt: skip
 
 
+def setuid(chance: random.Random, seed: int) -> Day:
+    """Processes that are another user's after they have connected, beside honest ones: also of the user who they become
+    and root's."""
+    way = chance.choice(("own", "shared", "together", "apart"))
+    bad, *good = chance.choice(((0, *sorted(LIMITS)[:3]), chance.sample(sorted(LIMITS), 4)))
+    guests = [Guest(2 + chance.uniform(0, 10), bad, chance.uniform(0.5, 30), chance.choice((1, 1, 2)), "becoming")
+              for _ in range(chance.randint(1, 3))]  # fmt: skip
+    guests += [Guest(2 + chance.uniform(0, 20), chance.choice(good), chance.uniform(0.2, 6), chance.choice((1, 2)))
+               for _ in range(chance.randint(2, 10))]  # fmt: skip
+    turns = way in ("own", "shared")
+    text = '[switch]\nafter = "4s"\ngrace = "1s"\n' if turns else ""
+    limits = {**LIMITS, 0: (10.0, 1024), 65534: (80.0, 8192)}
+    faults = [Fault(chance.uniform(3, 12), chance.choice(("gate", "agent")))
+              for _ in range(chance.choice((0, 0, 1, 2)))]  # fmt: skip
+    return Day(seed, way, tuple(guests), tuple(faults), limits, ends=turns, name="setuid", quiet=True, more=text,
+               waits=4 * 30.0 + SERVED if turns else SERVED, after=5.0 if turns else None, overlap=FOUND,
+               preempt=chance.choice((0.0, 0.02)), until=400.0)  # fmt: skip
+
+
 def machine(chance: random.Random, seed: int) -> Day:
     """Several die at once, a server stands still, the package is installed again, the name service is away."""
     way = chance.choice(("own", "shared", "together"))
@@ -797,7 +866,7 @@ def doubtful(chance: random.Random, seed: int) -> Day:
 DAYS: Mapping[str, Callable[[random.Random, int], Day]] = {
     "paused": paused, "ends": ends, "crowd": crowd, "returning": returning, "hostile": hostile, "machine": machine,
     "names": name_service, "doubtful": doubtful, "overtaken": overtaken, "away": away, "jobs": jobs, "slips": slips,
-    "bounded": bounded, "told": told,
+    "bounded": bounded, "told": told, "setuid": setuid,
 }  # fmt: skip
 _DAYS = tuple(DAYS)
 Draws = Callable[[int, tuple[str, ...]], Day]

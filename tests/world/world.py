@@ -349,6 +349,7 @@ class World:
         self.did: Counter[str] = Counter()
         """How many things each role has done that others can notice."""
         self.kernel.called = self._called
+        self.kernel.sends = lambda process, number: self.judges.signalled(process, number)
 
     def tell(self, text: str) -> None:
         self.story.append(f"{self.kernel.now - 1000:10.4f}  {text}")
