@@ -191,7 +191,7 @@ class SocketObject:
             raise _error(errno.ENODATA)
         other, uid, gid = self.file.owner
         if option == real_socket.SO_PEERCRED:
-            return _CREDENTIALS.pack(other.pid, uid, gid)
+            return _CREDENTIALS.pack(0 if other.hidden else other.pid, uid, gid)
         if option == SO_PEERPIDFD:
             if other.gone:
                 raise _error(errno.ESRCH)
@@ -283,12 +283,12 @@ def _proc(path: str) -> bytes | None:
     if words[2] == "self":
         if words[3] == "fdinfo":
             file = kernel.current.file(int(words[4]))
-            pid = (-1 if file.process.gone else file.process.pid) if isinstance(file, PidFd) else None
+            pid = file.pid if isinstance(file, PidFd) else None
             return b"pos:\t0\n" + (b"" if pid is None else b"Pid:\t%d\n" % pid)
         words[2] = str(kernel.current.pid)
     if words[2] == "sys":
         return b"a-boot\n" if words[-1] == "boot_id" else None
-    process = kernel.processes.get(int(words[2])) if words[2].isdigit() else None
+    process = kernel.seen(int(words[2])) if words[2].isdigit() else None
     if process is None:
         raise _error(errno.ENOENT)
     what = words[3]
@@ -429,7 +429,7 @@ class OsModule(_Module):
 
     def pidfd_open(self, pid: int) -> int:
         process = _call("pidfd_open")
-        found = kernel.processes.get(pid)
+        found = kernel.seen(pid)
         if found is None:
             raise _error(errno.ESRCH)
         return process.install(PidFd(kernel, found))
@@ -447,7 +447,7 @@ class OsModule(_Module):
         if name.startswith("/proc/") and "/ns/" in name:
             return Inode(4_026_531_836, st.S_IFREG | 0o444, 0, 0).stat()
         if name.startswith("/proc/") and name.count("/") == 2:
-            found = kernel.processes.get(int(name[6:]))
+            found = kernel.seen(int(name[6:]))
             if found is None:
                 raise _error(errno.ENOENT)
             return Inode(1, st.S_IFDIR | 0o555, found.uid, found.gid).stat()
@@ -544,9 +544,10 @@ class OsModule(_Module):
 
     def kill(self, pid: int, number: int) -> None:
         _call("kill")
-        if pid not in kernel.processes:
+        found = kernel.seen(pid)
+        if found is None:
             raise _error(errno.ESRCH)
-        kernel.signal(kernel.processes[pid], number)
+        kernel.signal(found, number)
 
     def removexattr(self, *_: Any, **__: Any) -> None:
         raise _error(errno.ENODATA)

@@ -24,6 +24,7 @@ BOOT = 1_000.0
 EPOCH = 1_800_000_000.0
 PIDS = 400
 """Process numbers are few, so that they are used again soon."""
+HIDDEN = 1_000_000
 BUFFER, OVERHEAD, DATAGRAMS = 212_992, 768, 512
 """Bytes that a socket may have on the way, what each message counts beside its own, and how many datagrams wait."""
 
@@ -170,6 +171,11 @@ class PidFd(File):
     def readable(self) -> bool:
         return self.process.ended
 
+    @property
+    def pid(self) -> int:
+        """As /proc/self/fdinfo has it."""
+        return -1 if self.process.gone else 0 if self.process.hidden else self.process.pid
+
     def last(self) -> None:
         self.process.pidfds.remove(self)
 
@@ -233,6 +239,8 @@ class Process:
     def __init__(self, kernel: Kernel, pid: int, name: str, uid: int, gid: int, parent: Process | None) -> None:
         self.kernel, self.pid, self.name, self.uid, self.gid, self.parent = kernel, pid, name, uid, gid, parent
         self.real = self.saved = self.slice = uid
+        self.hidden = False
+        """In a pid namespace that cannot be seen: for everybody else its pid is 0."""
         self.start = int(kernel.now * 100)
         self.command: list[str] = [name]
         self.environment: dict[str, str] = {}
@@ -476,6 +484,17 @@ class Kernel:
 
     # --- processes
 
+    def hide(self, process: Process) -> None:
+        """It has begun in a pid namespace that cannot be seen. Its number is one that no other process has."""
+        del self.processes[process.pid]
+        process.hidden, process.pid = True, HIDDEN + process.pid
+        self.processes[process.pid] = process
+
+    def seen(self, pid: int) -> Process | None:
+        """By this number, in the namespace of those who look."""
+        process = self.processes.get(pid)
+        return None if process is None or process.hidden else process
+
     def spawn(self, name: str, uid: int, gid: int, parent: Process | None) -> Process:
         pid = self._last_pid
         while True:
@@ -567,7 +586,7 @@ class Kernel:
 
     def names(self, path: str) -> list[str]:
         if path == "/proc":
-            return [str(pid) for pid in self.processes]
+            return [str(pid) for pid, process in self.processes.items() if not process.hidden]
         above = path.rstrip("/") + "/"
         return [one[len(above) :] for one in self.nodes if one.startswith(above) and "/" not in one[len(above) :]]
 
@@ -647,4 +666,6 @@ class Kernel:
         if sock.peer.full:
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
         who = who or (process.pid, process.uid, process.gid)
+        if process.hidden:
+            who = 0, *who[1:]
         sock.peer.hear(Message(data, who, [one.take() for one in files]))

@@ -18,7 +18,7 @@ from mpsagent.sim.control_daemon import _PRIVILEGED, _device_rows, _number
 from mpsagent.sim.delays import Delays
 from mpsagent.sim.server_clients import MAX_CLIENTS
 from mpsagent.sim.turns import Turns
-from tests.world.kernel import File, Message, PidFd, Process, Socket
+from tests.world.kernel import File, Message, Opened, PidFd, Process, Socket
 
 if TYPE_CHECKING:
     from tests.world.world import World
@@ -121,7 +121,15 @@ class Daemon:
     def run(self) -> Steps:
         kernel, process = self.kernel, self.process
         yield [], kernel.now + self.world.chance.uniform(0.01, 0.04)
-        Log(self.world, f"{self.logs}/server.log", "Other", process.pid)  # its servers inherit it
+        others = Log(self.world, f"{self.logs}/server.log", "Other", process.pid)  # its servers inherit it
+        lock = f"{self.pipe}/control_lock"
+        taken = Opened(kernel, kernel.nodes.get(lock) or kernel.make(lock, 0o100666, 0, 0), lock)
+        process.install(taken)
+        if taken.node.locked is not None:
+            others.write(texts.LOG_DIRECTORY.format(directory=self.logs))
+            self.world.tell(f"{process} ends: {texts.ALREADY_RUNNING.rstrip()}")
+            return 1
+        taken.node.locked = taken
         self.log = Log(self.world, f"{self.logs}/control.log", "Control", process.pid)
         listeners = [kernel.listen(process, f"{self.pipe}/{name}", mode, 128)
                      for name, mode in (("control", 0o666), ("control_privileged", 0o755))]  # fmt: skip

@@ -70,7 +70,7 @@ class Scene:
         self.uses: dict[int, tuple[str, int]] = {}
         self.device, self.public = DEVICE, f"{BASE}/pipe"
         nothing = SimpleNamespace(knocks=_nothing, given=_nothing, works=_nothing, arrived=_nothing,
-                                  takes=_nothing)  # fmt: skip
+                                  takes=_nothing, asked=_nothing)  # fmt: skip
         self.judges = nothing
 
 

@@ -25,6 +25,12 @@ def test_a_signal_to_who_has_become_another_user_s_is_found(monkeypatch: pytest.
     assert "and gets signal" in found[0]
 
 
+def test_a_client_that_cannot_be_seen_and_is_let_in_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpsagent.gate.holding.UNSEEN", None)
+    found = fails(draw(2, ("unseen",)))
+    assert found is not None
+
+
 def test_a_full_server_that_is_not_on_record_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpsagent.core.caps.NEARLY_FULL", 2.0)
     days = (draw(seed, ("hostile",)) for seed in range(20))

@@ -19,7 +19,7 @@ from tests.world import doors, heart, many, test_tenth
 from tests.world.heart import BEGIN, calm, enumerate_all
 from tests.world.kernel import BOOT, Body, File, Kernel, Killed
 from tests.world.plans import LIMITS, WAYS, draw, fails
-from tests.world.world import Coming, Fault, Plan, World
+from tests.world.world import HIDDEN, LOGS, Coming, Fault, Plan, World
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -236,3 +236,17 @@ def test_a_second_gate_remembers_who_lost_its_server_in_a_hand_over_that_it_has_
             both = replace(plan, faults=(*plan.faults, Fault(given + later, "daemon")))
             found = fails(both)
             assert found is None, f"{both.faults}: {found[0]}"
+
+
+def test_a_second_control_daemon_in_the_same_directory_ends() -> None:
+    """As NVIDIA's does (recording 02, R8). The first one serves on."""
+    world, started = World(calm("one client", "shared")), []
+
+    async def another() -> None:
+        directories = {"CUDA_MPS_PIPE_DIRECTORY": HIDDEN, "CUDA_MPS_LOG_DIRECTORY": LOGS}
+        started.append(await world.run_program(["nvidia-cuda-mps-control", "-d"], directories))
+
+    world.kernel.after(1.0, lambda: world.agent and world.agent.loop.create_task(another()))
+    world.play()
+    assert started == [(1, "An instance of this daemon is already running\n", "", None)]
+    assert all(one.done for one in world.judges.lives)

@@ -273,9 +273,9 @@ class Becoming(Client):
 
 PEOPLE: Mapping[str, type[Client]] = {
     "honest": Client, "liar": Liar, "807": Eight, "relayed": Relayed, "flood": Client, "sleeper": Sleeper,
-    "returning": Returning, "doubted": Client, "becoming": Becoming,
+    "returning": Returning, "doubted": Client, "becoming": Becoming, "unseen": Client,
 }  # fmt: skip
-HOSTILE = frozenset({"liar", "807", "relayed", "flood", "becoming"})
+HOSTILE = frozenset({"liar", "807", "relayed", "flood", "becoming", "unseen"})
 
 
 def honest(life: Life) -> bool:
@@ -397,9 +397,24 @@ class Watchful(Judges):
             kernel.signal(process, 18)
         kernel.run(kernel.now + 20.0)
         super().at_the_end()
+        self._unseen()
         for one in self.world.kernel.processes.values():
             if one.name == "nvidia-cuda-mps-server" and one.alive and one.parent is self.world.kernel.init:
                 self.fail(f"server {one.pid} is left without its control daemon{', stopped' if one.stopped else ''}")
+
+    def _unseen(self) -> None:
+        """Whose process cannot be seen is refused, and that is on record and in the status."""
+        unseen, world = [one for one in self.lives if one.process.hidden], self.world
+        for life in unseen:
+            if life.given is not None or (life.error != "805" and not self.faults):
+                self.fail(f"client {life.process.pid} of user {life.uid}, which cannot be seen, sees {life.error}")
+        if unseen and not self.faults and world.shown is not None:
+            told = [one["uid"] for one in world.received.history.since(0, 10_000)
+                    if one["kind"] == "client.refused" and "pid namespace" in str(one["why"])]  # fmt: skip
+            if sorted(told) != sorted(one.uid for one in unseen):
+                self.fail(f"of the users of those who cannot be seen only these are on record: {told}")
+            if not any("cannot see" in str(one) for one in world.shown.status()["not_guaranteed"]):
+                self.fail("the status does not say that somebody cannot be seen")
 
 
 # --- the world -------------------------------------------------------------------------------------------------------
@@ -449,6 +464,8 @@ class Troubled(World):
 
     def starts(self, coming: Coming, parent: Process) -> GuestLife:
         process = self.kernel.spawn("python", coming.uid, coming.uid, parent)
+        if coming.kind == "unseen":
+            self.kernel.hide(process)
         life = GuestLife(process, coming.uid, coming.work, honest=coming.kind not in HOSTILE, kind=coming.kind)
         self.judges.lives.append(life)
         client = PEOPLE[coming.kind](self, life, coming.contexts)
@@ -811,6 +828,17 @@ def setuid(chance: random.Random, seed: int) -> Day:
                preempt=chance.choice((0.0, 0.02)), until=400.0)  # fmt: skip
 
 
+def unseen(chance: random.Random, seed: int) -> Day:
+    """Clients of a container, of which only the users are known, beside honest ones of the same users."""
+    way, users = chance.choice(("own", "shared", "together", "apart")), chance.sample(sorted(LIMITS), 3)
+    guests = [Guest(2 + chance.uniform(0, 10), chance.choice(users), chance.uniform(0.2, 3),
+                    kind=chance.choice(("honest", "unseen"))) for _ in range(chance.randint(4, 20))]  # fmt: skip
+    faults = [Fault(chance.uniform(3, 12), chance.choice(("gate", "agent")))
+              for _ in range(chance.choice((0, 0, 1)))]  # fmt: skip
+    return Day(seed, way, tuple(guests), tuple(faults), LIMITS, name="unseen", waits=SERVED,
+               preempt=chance.choice((0.0, 0.02)))  # fmt: skip
+
+
 def machine(chance: random.Random, seed: int) -> Day:
     """Several die at once, a server stands still, the package is installed again, the name service is away."""
     way = chance.choice(("own", "shared", "together"))
@@ -867,6 +895,7 @@ DAYS: Mapping[str, Callable[[random.Random, int], Day]] = {
     "paused": paused, "ends": ends, "crowd": crowd, "returning": returning, "hostile": hostile, "machine": machine,
     "names": name_service, "doubtful": doubtful, "overtaken": overtaken, "away": away, "jobs": jobs, "slips": slips,
     "bounded": bounded, "told": told, "setuid": setuid,
+    "unseen": unseen,
 }  # fmt: skip
 _DAYS = tuple(DAYS)
 Draws = Callable[[int, tuple[str, ...]], Day]

@@ -29,6 +29,7 @@ from mpsagent.mps.limits import Device
 from mpsagent.mps.rendezvous import Credentials
 from mpsagent.mps.work import Work
 from mpsagent.policy.identity import Identity
+from mpsagent.sim import texts
 from mpsagent.sim.delays import Delays
 from mpsagent.system.control_child import ControlChild
 from mpsagent.system.freezer import Freezer
@@ -413,7 +414,7 @@ class World:
         begun = self.kernel.now
         while process.alive and not daemon.up:
             await asyncio.sleep(0.001 if self.kernel.now < begun + 0.2 else 0.02)  # it may be stopped for seconds
-        return Ended(0)
+        return Ended(0 if daemon.up else 1, "" if daemon.up else texts.ALREADY_RUNNING)
 
     # --- what else stands at the doors
 
