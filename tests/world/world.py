@@ -347,6 +347,8 @@ class World:
         self.orders: list[Any] = []
         """orders.Order of everybody."""
         self.armed: list[tuple[int, Fault]] = []
+        self.goes_on = 0.0
+        """Until then somebody is stopped."""
         self.did: Counter[str] = Counter()
         """How many things each role has done that others can notice."""
         self.kernel.called = self._called
@@ -523,6 +525,7 @@ class World:
             seconds = self.chance.choice((0.05, 0.5, 3.0, 15.0))
             self.tell(f"{process} is stopped for {seconds:g} s")
             self.judges.stopped = self.kernel.now
+            self.goes_on = max(self.goes_on, self.kernel.now + seconds)
             self.kernel.signal(process, 19)
             self.kernel.after(seconds, self.kernel.signal, process, 18)
             if fault.who == "gate" and seconds > WATCHDOG:
@@ -590,7 +593,7 @@ class World:
         self.advance(kernel.now + plan.rest)
         while self.judges.faults and kernel.now < (last := self.judges.faults[-1][0] + plan.rest):
             self.advance(last)
-        self.advance(max(kernel.now, self.systemd.away + plan.rest))
+        self.advance(max(kernel.now, self.systemd.away + plan.rest, self.goes_on + plan.rest))
         self.judges.at_the_end()
         self.sees.at_the_end()
         self.advance(kernel.now + LOOK)
