@@ -2,9 +2,9 @@
 
 From the moment when the daemon may have heard of a client until that client has met its server, the gate may not hang
 up: a server whose client goes away in between is stuck for ever, and MPS with it (measured on an H100 with driver 580,
-answer 5). So the connection lies in the descriptor store before a word is said, its mark says how far it is, and the
-answer is taken out of the socket only when the client has acknowledged it. A gate that is killed at any point leaves
-enough behind for the next one to go on.
+answer 5). So the connection lies in the descriptor store before a word is said, and its mark says how far it is. The
+answer, with the way to the server, stays in the socket until that has been asked whether it has met its client. A gate
+that is killed at any point leaves enough behind for the next one to go on.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Told(IntEnum):
     ABANDONED = 3
     """The client is not to have what comes: it has gone, or waits for another attempt."""
     ACKNOWLEDGED = 4
-    """The client has met its server; the answer may be out of the socket, the acknowledgement may be sent."""
+    """The client says that it has met its server; the daemon may have been told so."""
 
 
 Answer = tuple[bytes, list[int]]
@@ -125,7 +125,10 @@ class Announcement:
         return answer if answer[0] else None
 
     def _peek(self) -> Answer:
-        data, _, descriptors = take(self.sock, LONGEST, MOST_DESCRIPTORS, peek=True)
+        try:
+            data, _, descriptors = take(self.sock, LONGEST, MOST_DESCRIPTORS, peek=True)
+        except ConnectionResetError:  # said once, ahead of the answer: the daemon has left something unread
+            data, _, descriptors = take(self.sock, LONGEST, MOST_DESCRIPTORS, peek=True)
         return data, descriptors
 
     def deafen(self) -> None:
@@ -134,21 +137,21 @@ class Announcement:
             self._loop.remove_reader(self.sock.fileno())
 
     def acknowledge(self, data: bytes) -> None:
-        """Tells the daemon what the client has said last, and ends."""
-        if not self.open:
-            return
-        self.told = Told.ACKNOWLEDGED
-        with suppress(OSError):
-            # hung up with something unread, the daemon would find a reset in the place of the acknowledgement
-            _, _, descriptors = take(self.sock, LONGEST, MOST_DESCRIPTORS)
-            close_all(descriptors)
-        with suppress(OSError):  # the daemon has gone
-            self.sock.sendmsg([data], as_user(self.who))
-        self.close()
+        """Tells the daemon what the client has said last, and that no more comes. The answer stays until :meth:`close`,
+        for a gate that comes before the server has been asked whether that is so."""
+        if self.open:
+            self.told = Told.ACKNOWLEDGED
+            with suppress(OSError):  # the daemon has gone
+                self.sock.sendmsg([data], as_user(self.who))
+                self.sock.shutdown(socket.SHUT_RDWR)  # clients hang up then: MPS sees the same
 
     def close(self) -> None:
         if self.open:
             self.deafen()
             self.open = False
+            with suppress(OSError):
+                # hung up with something unread, the daemon would find a reset in the place of the acknowledgement
+                _, _, descriptors = take(self.sock, LONGEST, MOST_DESCRIPTORS)
+                close_all(descriptors)
             self._store.drop(str(self.name))
             self.sock.close()

@@ -39,7 +39,7 @@ UNSURE = 0.5
 """Seconds in which a restored client that may have its descriptor shows that it has."""
 DYING = 0.05
 ENDED = 1.0
-"""Seconds for which the server is asked about a client that has ended."""
+"""Seconds for which the server is asked about a client that has ended, or acknowledged to an earlier gate."""
 NOT_ADMITTED = "not admitted any more; it is held on"
 LOST_START = "its server ended while it started, and MPS would now give it other limits than its own: start it again"
 """A client whose server is killed in the first milliseconds after its first hand-over has not heard its limits there.
@@ -393,13 +393,13 @@ class Instance:
                 self._holding.unwatch(connection)
                 self.current.client_closed()
         elif cut is not None:
-            self._cut.remove(cut)
-            if data:
-                cut[1].acknowledge(data)
-                self.was_passed(connection)
-            else:
+            if not data:
+                self._cut.remove(cut)
                 self.orphans.add(cut[1], untouched=connection.mark is Mark.HELD)
                 self._holding.left(connection)
+            elif connection.mark >= Mark.PASSING:
+                cut[1].acknowledge(data)
+                connection.mark = Mark.PASSED
         else:
             return False
         return True
@@ -443,9 +443,6 @@ class Instance:
                 announcement.close()
                 continue
             announcement.make_sure()
-            if told is Told.ACKNOWLEDGED or last_words.get(name.number):
-                announcement.acknowledge(last_words.get(name.number) or ACKNOWLEDGED)
-                continue
             older = newest.get(name.number)
             if older is not None:
                 self.orphans.add(older)
@@ -455,6 +452,8 @@ class Instance:
             if connection is None or announcement.told is Told.ABANDONED:
                 self.orphans.add(announcement, untouched=number not in last_words)
             else:
+                if last_words.get(number):
+                    connection.mark = Mark.PASSED
                 connection.attempt = announcement.name.generation
                 self._cut.append((connection, announcement))
                 self._queue.take(number, self.name, self.lane.loop.time())
@@ -524,6 +523,9 @@ class Handing:
             self._instance.passing(self)
             _, self._descriptors = daemon.answer() or (b"", [])
             self._do(self.machine.resume_given(fail_safe=daemon.name.fail_safe))
+            if daemon.told is Told.ACKNOWLEDGED:
+                self.client_message(ACKNOWLEDGED)
+                self._hurry()
         else:
             self._do(self.machine.resume(fail_safe=daemon.name.fail_safe))
             daemon.await_answer(self._answered, self._daemon_closed)
@@ -537,8 +539,12 @@ class Handing:
         self._do(self.machine.client_closed())
 
     def process_ended(self) -> None:
-        """It says that it has met its server, which is asked; the answer takes milliseconds if it has."""
+        """It says that it has met its server, which is asked."""
         self.machine.client_ended()
+        self._hurry()
+
+    def _hurry(self) -> None:
+        """Its server's answer takes milliseconds if they have met, and MPS may have waited for long."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._lane.loop.call_later(ENDED, self._expired)

@@ -22,7 +22,9 @@ class Orphans:
 
     def add(self, announcement: Announcement, *, untouched: bool = True) -> None:
         """``untouched``: its client never had the answer."""
-        announcement.told = Told.ABANDONED
+        acknowledged = announcement.told is Told.ACKNOWLEDGED
+        if not acknowledged:
+            announcement.told = Told.ABANDONED
         self._waiting[announcement] = None
         if len(self._waiting) > MOST:
             self._end(next(iter(self._waiting)))
@@ -38,10 +40,13 @@ class Orphans:
                 announcement.who,
                 lambda _why: self._end(announcement, ACKNOWLEDGED),
                 untouched=untouched,
+                acknowledged=acknowledged,
             )
 
         announcement.await_answer(answered, lambda: self._end(announcement))
 
     def _end(self, announcement: Announcement, last: bytes = b"") -> None:
         self._waiting.pop(announcement, None)
-        announcement.acknowledge(last) if last else announcement.close()
+        if last:
+            announcement.acknowledge(last)
+        announcement.close()

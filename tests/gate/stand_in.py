@@ -6,10 +6,11 @@ It keeps limits (defaults and one server's), takes one front-end at a time as th
 G, and hands out descriptors. Over its descriptor a client shakes hands (recording 08, G1) and reads the limits that
 were in force when it was given: `met`, with the pid that the client has there. One that goes away before is `stuck`: a
 real server would wait for it for ever. Until it has shaken hands the server answers no question, and neither does the
-daemon that asks it (docs/measured/2026-11-23-2xH200-580.159.04). Each line on stdout is an event. Options:
-greeting=HEX, start=FILE (a server starts until that is there), server=PID (one runs already), lose=N (the server ends
-when it has met a client, N times), forget=1 (halves memory limits when asked), close=STAGE (it closes each connection
-in the place of its greeting, or each client's in the place of its answer).
+daemon that asks it (docs/measured/2026-11-23-2xH200-580.159.04). After an acknowledgement it waits for the end of that
+connection: whether the real one does is not known, because clients hang up at once. Each line on stdout is an event.
+Options: greeting=HEX, start=FILE (a server starts until that is there), server=PID (one runs already), lose=N (the
+server ends when it has met a client, N times), forget=1 (halves memory limits when asked), close=STAGE (it closes each
+connection in the place of its greeting, or each client's in the place of its answer).
 """
 
 from __future__ import annotations
@@ -159,6 +160,9 @@ class Daemon:
                 self.front_end = peer
         elif peer.kind == 2:
             self.say("acknowledged", uid=peer.who[1], data=data.hex(), by=list(who or ()))
+            with contextlib.suppress(OSError):
+                while peer.sock.recv(64):
+                    pass
             self.close(peer)
         elif peer.length is None:
             (peer.length,) = struct.unpack("<Q", data)

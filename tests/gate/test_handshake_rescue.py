@@ -8,8 +8,12 @@ import socket
 
 import pytest
 
+from mpsagent.gate.announcement import Announcement, Told
 from mpsagent.gate.handshake_rescue import PATIENCE, SETTLING, UNSURE, Rescue, Rescuer
+from mpsagent.gate.orphans import Orphans
+from mpsagent.gate.store import DaemonName, Store
 from mpsagent.mps.rendezvous import Credentials
+from mpsagent.wire.descriptors import with_descriptors
 
 FD, READY = b"OUTBCUFD\0", b"\0"
 ALL = [b"OUTBCRED\0", bytes(4), b"\xff\0\0\0"]
@@ -90,6 +94,35 @@ def test_the_connection_of_a_client_that_has_met_its_server_is_not_hung_up() -> 
         return why
 
     assert asyncio.run(play())
+
+
+def test_a_client_that_has_acknowledged_to_an_earlier_gate_works_on_also_if_its_connection_is_not_kept() -> None:
+    """The store was full. Twice, and the daemon had hung up with the second one unread."""
+
+    async def play() -> None:
+        server, client = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, daemon = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        daemon.sendmsg([FD], with_descriptors((client.fileno(),)))
+        ours.send(bytes(4))
+        ours.send(bytes(4))
+        daemon.recv(64)
+        daemon.close()
+        loop = asyncio.get_running_loop()
+        left = Announcement(loop, Store(loop, ""), ours, DaemonName(1, 1, os.getuid(), os.getgid(), fail_safe=False))
+        left.told = Told.ACKNOWLEDGED
+        Orphans(loop).add(left)
+        server.setblocking(False)
+        said = [await asyncio.wait_for(loop.sock_recv(server, 64), 30) for _ in ALL]
+        assert said == ALL
+        while left.open:
+            await asyncio.sleep(SETTLING)
+        await asyncio.sleep(2 * SETTLING)
+        server.send(b"to the client")
+        assert client.recv(64) == b"to the client"
+        server.close()
+        client.close()
+
+    asyncio.run(play())
 
 
 def test_a_server_that_has_answered_is_hung_up_on_later() -> None:

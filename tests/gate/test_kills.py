@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from mpsagent.wire.link import Known, Passed, Synced, User
+from mpsagent.wire.link import Failed, Known, Passed, Synced, User
 from tests.gate.rig import A, B, Rig, admissions, limits, wait_for
 
 pytestmark = pytest.mark.root
@@ -48,6 +48,29 @@ def test_a_hand_over_that_was_cut_after_the_descriptor_counts_as_passed(rig: Rig
     wait_for(lambda: daemon.saw("acknowledged", uid=A))
     assert not daemon.saw("hung up", uid=A)
     rig.client(B).served()
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_hand_over_that_was_cut_after_a_false_acknowledgement_is_finished_by_the_next_gate(
+    rig: Rig, dies: bool
+) -> None:
+    """Else the server would wait for ever, with MPS and everybody's clients."""
+    daemon, _ = rig.start(admissions(others=User(0, "all", limits(30, 4))))
+    rig.client(B).served()
+    liar = rig.client(A, "lie")
+    wait_for(lambda: daemon.saw("acknowledged", uid=A))
+    if dies:
+        os.kill(rig.gate_pid(), signal.SIGSTOP)
+        liar.end()
+    rig.kill_gate()
+    if not dies:
+        failed = rig.agent().wait(Failed, uid=A)
+        assert (failed.pid, failed.lost) == (liar.pid, True)
+    rig.client(B).served()
+    wait_for(lambda: daemon.saw("met", uid=A))
+    assert [(one["pid"], one["well"]) for one in daemon.saw("met", uid=A)] == [(rig.gate_pid(), True)]
+    assert not daemon.saw("stuck")
+    assert not daemon.saw("gone", uid=B)
 
 
 def resync(rig: Rig, pid: int) -> bool:

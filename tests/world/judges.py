@@ -164,23 +164,14 @@ class Judges:
             if life.error == "terminated" and not self.world.plan.ends:
                 self.fail(f"client {life.process.pid} of user {life.uid} was ended, and the policy ends none")
             return
-        now = self.world.kernel.now
         accepted = float("-inf") if life.socket is None else life.socket.accepted
         if any(kind == "gate" and 0 <= at - accepted < LOST for at, kind in self.faults):
             return
         if life.given is None:
             self.fail(f"client {life.process.pid} of user {life.uid} was refused ({life.error}) while it waited")
-        if any(kind == "gate" and now - at < SETTLES and self._lied(at) for at, kind in self.faults):
-            return
         begun = (life.given or 0) - HARM
         if not any(kind in ("daemon", "server", "client") and at >= begun for at, kind in self.faults):
             self.fail(f"client {life.process.pid} of user {life.uid} sees error {life.error}, and MPS had no fault")
-
-    def _lied(self, at: float) -> bool:
-        """A known limit: a gate that is killed while a liar is waited for leaves a server that waits for ever, which is
-        killed with all clients after hang.control."""
-        liars = (one for one in self.lives if not one.honest and one.given is not None)
-        return any(one.given <= at and (one.over is None or at < one.over) for one in liars)  # type: ignore[operator]
 
     # --- at each look
 

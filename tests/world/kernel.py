@@ -661,7 +661,7 @@ class Kernel:
         if sock.reset and not sock.datagrams:
             sock.reset = False
             raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
-        if sock.peer is None or (sock.peer.datagrams and not sock.peer.references):
+        if sock.peer is None or sock.over or (sock.peer.datagrams and not sock.peer.references):
             raise BrokenPipeError(errno.EPIPE, "Broken pipe")
         if sock.peer.full:
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
