@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from mpsagent.agent import lease_body, policies, policy_diff, saved
+from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.host import Agent
-from mpsagent.agent.node import Node
 from mpsagent.agent.problem import Json, Problem
+from mpsagent.agent.settings import Settings
 from mpsagent.core import inputs as inp
 from mpsagent.core.model import Client, State
 from mpsagent.mps.units import iso
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.origins import PolicyError
+from mpsagent.policy.policy import Policy
 from mpsagent.policy.shares import Lease, Share, matches
+from mpsagent.system.names import Names
 from mpsagent.system.processes import lineage
+from mpsagent.system.store import Store
 from mpsagent.system.threads import in_thread
 
 NAMES_WAIT = 5.0
@@ -62,20 +66,35 @@ def no_client(pid: int, held: bool) -> Problem:
 
 
 class Acting:
-    """Of one node. ``by``: the uid that asked. Each order raises Problem where it cannot be done."""
+    """Of one node. ``by``: the uid that asked. Each order raises Problem where it cannot be done. ``written`` waits
+    until the api shows what is so now; ``load`` reads the policy and goes by it; ``each_of``: a policy's instances by
+    name."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self,
+        agents: Sequence[Agent],
+        *,
+        clock: SteadyClock,
+        name: Callable[[int], str | None],
+        names: Names,
+        store: Store,
+        written: Callable[[float], Awaitable[None]],
+        settings: Settings,
+        load: Callable[[], Awaitable[policies.Loaded]],
+        each_of: Callable[[Policy], Mapping[str, Policy]],
+    ) -> None:
+        self._agents, self._clock, self._store = agents, clock, store
+        self._name, self._names = name, names
+        self._written = written
+        self._settings, self._load, self._each_of = settings, load, each_of
 
     def _of_client(self, pid: int) -> Agent:
-        agents = self._node.agents
-        return next((one for one in agents if pid in one.state.clients), agents[0])
+        return next((one for one in self._agents if pid in one.state.clients), self._agents[0])
 
     def _those(self, instance: str | None) -> list[Agent]:
-        each = self._node.agents
-        found = [one for one in each if instance in (None, one.name)]
+        found = [one for one in self._agents if instance in (None, one.name)]
         if not found:
-            known = ", ".join(one.name for one in each)
+            known = ", ".join(one.name for one in self._agents)
             raise Problem(404, f"there is no instance {instance!r}", "instance", f"known: {known}")
         return found
 
@@ -86,7 +105,7 @@ class Acting:
 
     def waits(self, pid: int) -> bool:
         """Whether the gate holds a connection of this process."""
-        return any(one.state.held.of_pid(pid) for one in self._node.agents)
+        return any(one.state.held.of_pid(pid) for one in self._agents)
 
     async def terminate(self, pid: int, *, now: bool, dry_run: bool, by: int) -> Json:
         """End one client by the ladder."""
@@ -98,15 +117,14 @@ class Acting:
         if not dry_run:
             _end(agent, [client], at_once=now, by=by)
         await self._written_down()
-        return {**found, "user": self._node.people.name(client.uid)}
+        return {**found, "user": self._name(client.uid)}
 
     async def terminate_each(self, those: Those, *, now: bool, dry_run: bool, by: int) -> Json:
         """End several clients, each as :meth:`terminate` does; `ending`: which."""
-        agents = self._node.agents
-        clients = [one for agent in agents for one in agent.state.clients.values()]
+        clients = [one for agent in self._agents for one in agent.state.clients.values()]
         found = await in_thread(those.among, clients, deadline=LOOK_WAIT)
         ordered = False
-        for agent in () if dry_run else agents:
+        for agent in () if dry_run else self._agents:
             there, ending = agent.state.clients, agent.core.view().ending
             fresh = [
                 there[one.pid] for one in found
@@ -117,12 +135,12 @@ class Acting:
                 _end(agent, fresh, at_once=now, by=by)
         if ordered:
             await self._written_down()
-        rows = [{"pid": one.pid, "uid": one.uid, "user": self._node.people.name(one.uid)} for one in found]
+        rows = [{"pid": one.pid, "uid": one.uid, "user": self._name(one.uid)} for one in found]
         return {"ok": True, "dry_run": dry_run, "ending": rows}
 
     async def drain(self, timeout: float | None, by: int, instance: str | None = None) -> Json:
         """Let nothing new in; after ``timeout`` seconds (None: never) end what still runs. ``instance``: only there."""
-        now = self._node.clock.now()
+        now = self._clock.now()
         until = None if timeout is None else now + timeout
 
         def order(one: Agent) -> None:
@@ -134,7 +152,7 @@ class Acting:
 
     async def resume(self, by: int, instance: str | None = None) -> Json:
         """The end of a drain: who waits is let in at once. ``drained``: whether there was one."""
-        now, drained = self._node.clock.now(), []
+        now, drained = self._clock.now(), []
 
         def order(one: Agent) -> None:
             drained.append(one.state.drain is not None)
@@ -152,7 +170,7 @@ class Acting:
         """Start the control daemon again, also where starts have failed; a running one is asked to quit first, when its
         clients have ended or after ``timeout`` seconds (None: the policy's ``kill_grace``). All, or none: in a drain
         nothing is started, and who works would lose it for nothing."""
-        now = self._node.clock.now()
+        now = self._clock.now()
         drains = [lane.drain for one in self._those(instance) for lane in one.state.lanes.values()]
         if any(drain is not None and not drain.restart for drain in drains):
             hint = "mpsagent-cli resume, then restart; drain --timeout 0s ends what still works"
@@ -179,12 +197,11 @@ class Acting:
 
     async def _written_down(self) -> None:
         """An order that was answered outlives the agent: it is on disk, if the disk answers, and readers see it."""
-        node = self._node
-        await asyncio.gather(node.store.flushed(1.0), node.shown.written(1.0))
+        await asyncio.gather(self._store.flushed(1.0), self._written(1.0))
 
     async def give_lease(self, body: Json, by: int) -> Json:
         """A share for a job, in place of an earlier one of that name."""
-        node, first, now = self._node, self._node.agents[0], self._node.clock.now()
+        first, now = self._agents[0], self._clock.now()
         asked, process, given = lease_body.asked(body, now), None, first.state.leases
         earlier = [one for one in given if asked.name is not None and one.name == asked.name]
         if len(given) - len(earlier) >= MOST_LEASES:
@@ -194,38 +211,38 @@ class Acting:
             if not line:
                 raise Problem(409, f"there is no process {asked.pid}", "lease")
             process = line[0]
-        number = int(node.store.get(saved.LEASE, 0)) + 1
+        number = int(self._store.get(saved.LEASE, 0)) + 1
         source = f"lease {number}"
         share = Share(source, **asked.share, job=asked.name or source)
-        until = now + asked.seconds if asked.seconds is not None else (asked.until or 0.0) + node.clock.shift()
+        until = now + asked.seconds if asked.seconds is not None else (asked.until or 0.0) + self._clock.shift()
         found = Lease(number, share, now, until, by, asked.uid, asked.cgroup, process, asked.name)
-        node.store.put(saved.LEASE, number)
+        self._store.put(saved.LEASE, number)
         self._on_leases([*(inp.LeaseEnded(now, one.number, by) for one in earlier), inp.LeaseGiven(now, found)])
         in_force = await self._in_force()
         await self._written_down()
-        who = None if found.uid is None else await node.names.look_up(found.uid)
+        who = None if found.uid is None else await self._names.look_up(found.uid)
         return {**lease_body.shown(found, first.core.view(), who), "in_force": in_force}
 
     async def _in_force(self) -> bool:
         """Whether the gate goes by what it was told last, at all instances. It is waited for, if there is one."""
-        loop, agents = asyncio.get_running_loop(), self._node.agents
+        loop = asyncio.get_running_loop()
         end = loop.time() + GATE_WAIT
-        while not (settled := all(one.core.view().settled for one in agents)) and loop.time() < end:
-            if any(one.state.gate is None for one in agents):
+        while not (settled := all(one.core.view().settled for one in self._agents)) and loop.time() < end:
+            if any(one.state.gate is None for one in self._agents):
                 break
             await asyncio.sleep(GATE_LOOK)
         return settled
 
     async def end_lease(self, number: int, by: int) -> Json:
-        if all(one.number != number for one in self._node.agents[0].state.leases):
+        if all(one.number != number for one in self._agents[0].state.leases):
             raise Problem(404, f"there is no lease {number}", "lease", "see `mpsagent-cli lease list`")
-        self._on_leases([inp.LeaseEnded(self._node.clock.now(), number, by)])
+        self._on_leases([inp.LeaseEnded(self._clock.now(), number, by)])
         await self._written_down()
         return {"ended": number}
 
     def _on_leases(self, events: list[inp.Input]) -> None:
         """At all instances: a job may be placed at any."""
-        for one in self._node.agents:
+        for one in self._agents:
             one.take(events)
             one.store.put("leases", saved.lease_rows(one.core))
 
@@ -233,29 +250,22 @@ class Acting:
 
     async def reload(self, by: int) -> Json:
         """Read the policy again; a bad one leaves the old one in force and is in the answer."""
-        node = self._node
-        errors = await node.load_policy()
-        if errors:
-            await self._written_down()
-            raise _mistakes(errors)
+        found = await self._load()
         await self._written_down()
-        return {
-            "digest": node.policy.digest,
-            "files": list(node.policy.sources),
-            "later": node.left,
-        }
+        if found.errors:
+            raise _mistakes(found.errors)
+        return {"digest": found.policy.digest, "files": list(found.policy.sources), "later": found.later}
 
     async def policy_diff(self) -> Json:
         """What a reload would change, and for whom."""
-        node = self._node
-        fresh, errors = await policies.read(node.settings, remember=False)
+        fresh, errors = await policies.read(self._settings, remember=False)
         if fresh is None:
             raise _mistakes(errors)
-        each, sections = node.each_of(fresh), node.agents
-        names = policy_diff.named_users([node.policy, fresh])
+        each = self._each_of(fresh)
+        names = policy_diff.named_users([*(one.policy for one in self._agents), fresh])
         known = await self._identities(names)
         found: dict[str, Json] = {}
-        for one in sections:
+        for one in self._agents:
             present = {*one.state.users(), *one.state.held.users()}
             users = {uid: who for uid, who in one.state.identities.items() if uid in present} | known
             policy = each.get(one.name, one.policy)
@@ -271,7 +281,7 @@ class Acting:
     async def _identities(self, names: Sequence[str]) -> dict[object, Identity]:
         """Those with these names or uids. Whom the name service does not know, or not in time, is taken by what the
         policy calls him."""
-        service, found = self._node.names, dict[object, Identity]()
+        service, found = self._names, dict[object, Identity]()
         with suppress(TimeoutError):
             async with asyncio.timeout(NAMES_WAIT):
                 for name in names:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mpsagent.agent import gpus
 from mpsagent.agent.clients import Clients
+from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.conditions import some
-from mpsagent.agent.recorder import Recorder
 from mpsagent.core.model import State
 from mpsagent.core.outside import Facts, Outsider, Sighting, ended, next_step, outside, reason
 from mpsagent.mps.gpus import ComputeProcess
@@ -51,13 +51,15 @@ class Bypass:
 
     def __init__(
         self,
-        recorder: Recorder,
+        clock: SteadyClock,
+        record: Callable[..., int],
+        spawn: Callable[[Coroutine[Any, Any, Any]], object],
         state: Callable[[], State],
         names: Names,
         inside: Callable[[], Collection[Inside]],
         synced: Callable[[], bool],
     ) -> None:
-        self._recorder, self._clock = recorder, recorder.clock
+        self._clock, self._record, self._spawn = clock, record, spawn
         self._state = state
         self._names = names
         self._instances = inside
@@ -93,11 +95,11 @@ class Bypass:
 
     def _end_those_due(self) -> None:
         """As the policy says, of those who were listed at this moment; the pidfd says that each is still the same."""
-        now, policy, record = self._clock.now(), self._state().policy, self._recorder.record
+        now, policy, record = self._clock.now(), self._state().policy, self._record
         for pid, one in list(self.found.items()):
             who = self._names.known(one.seen.uid)
             if who is None and policy.bypass == "terminate" and policy.bypass_exempt:
-                self._recorder.spawn(self._names.look_up(one.seen.uid))
+                self._spawn(self._names.look_up(one.seen.uid))
             ending, number = ended(one, policy, who, now)
             if ending == one.ending:
                 continue

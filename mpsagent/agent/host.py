@@ -115,7 +115,9 @@ class Agent(Recorder):
         self.gate = GateSide(
             self.core, clock, self.clients, self.people, store, since, self.take
         )  # fmt: skip
-        self.bypass = Bypass(self, lambda: self.core.state, names, inside, lambda: link.synced)
+        self.bypass = Bypass(
+            clock, self.record, self.spawn, lambda: self.core.state, names, inside, lambda: link.synced
+        )
         lifted = Lifted(lambda: self.core.state, self.spawn)
         self.observer = Observer(self, self.core, self.clients, self.bypass, lifted, seen, inside, self.take)
         self._timer: asyncio.TimerHandle | None = None

@@ -17,7 +17,6 @@ from pathlib import Path
 import structlog
 
 import mpsagent
-from mpsagent.agent.acting import Acting
 from mpsagent.agent.api_side import ENDS
 from mpsagent.agent.clock import until_next
 from mpsagent.agent.conditions import FILES, note_files
@@ -114,7 +113,7 @@ async def _serve(settings: Settings, files: int) -> int:
     if what := note_files(agent.conditions, "the agent", files, agent.started):
         log.warning("open files", text=what)
     gc.freeze()  # else each full collection looks at 56,000 objects of modules, for 30 ms
-    orders = Orders(Acting(agent), _is_admin(agent), lambda error: agent.failed("an order failed", error))
+    orders = Orders(agent.acting, _is_admin(agent), lambda error: agent.failed("an order failed", error))
     try:
         if not await _started(agent, settings, stop):
             return 0
@@ -122,7 +121,7 @@ async def _serve(settings: Settings, files: int) -> int:
         for sock in passed or _own_sockets(agent, Path(settings.socket)):
             orders.listen(sock)
         await _opened(agent, stop)
-        notifier.tell("READY=1", f"STATUS={one_line(agent)}")
+        notifier.tell("READY=1", f"STATUS={_line(agent)}")
         log.info("agent.ready", version=mpsagent.__version__, policy=settings.policy, socket=settings.socket)
         await _until_stopped(agent, notifier, stop, reload)
     except (AlreadyLocked, DirectoryRefused, OSError) as error:
@@ -191,10 +190,14 @@ async def _until_stopped(agent: Node, notifier: Notifier, stop: asyncio.Event, r
             reload.clear()
             reloading = asyncio.ensure_future(reload.wait())
             agent.spawn(agent.load_policy())  # aside: its files may be slow, and the watchdog is not
-        line = one_line(agent)
+        line = _line(agent)
         notifier.tell(*(["WATCHDOG=1"] if notifier.watchdog else []), *([f"STATUS={line}"] if line != said else []))
         said = line
     reloading.cancel()
+
+
+def _line(agent: Node) -> str:
+    return one_line(agent.agents, agent.all_conditions(), agent.people.name)
 
 
 def _lock(settings: Settings) -> int | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mpsagent.agent import gpus, policies, saved
+from mpsagent.agent.acting import Acting
 from mpsagent.agent.api_side import ApiSide
 from mpsagent.agent.clock import SteadyClock, until_next
 from mpsagent.agent.condition import Condition
@@ -76,7 +77,6 @@ class Node(Recorder):
         """Seconds by which the wall clock was set since its start."""
         self.policy = Policy()
         self.policy_errors: tuple[PolicyError, ...] = ()
-        self.left: str | None = None  # of the policy, and has to wait until the agent is started again
         self.policy_loaded: float | None = None
         self.agents: list[Agent] = []
         self.single = True
@@ -90,6 +90,10 @@ class Node(Recorder):
         self.placing = Placing(self, self.agents, self.people, settings.gate_link)
         self.keeper = GateKeeper(self, settings, lambda: self.where, lambda: self.environment)
         self.gpus = gpus.Gpus(settings, self._mps, self.clock)
+        self.acting = Acting(
+            self.agents, clock=self.clock, name=self.people.name, names=names, store=store, written=self.shown.written,
+            settings=settings, load=self.load_policy, each_of=self.each_of,
+        )  # fmt: skip
         self._watch: DeviceWatch | None = None
         self._follow_up: asyncio.TimerHandle | None = None
         self._machine: tuple[Device, ...] = ()
@@ -404,7 +408,7 @@ class Node(Recorder):
             self.policy_loaded = now
             self.record("policy.loaded", now, digest=begun.policy.digest, files=list(begun.policy.sources))
 
-    async def load_policy(self) -> tuple[PolicyError, ...]:
+    async def load_policy(self) -> policies.Loaded:
         """Read the policy files anew. A bad policy never replaces a good one."""
         async with self._loading:
             policy, errors = await policies.read(self.settings)
@@ -412,16 +416,16 @@ class Node(Recorder):
         self.policy_errors = errors
         if policy is None:
             self._policy_rejected(errors, "the policy from before stays in force", now)
-            return errors
+            return policies.Loaded(self.policy, errors, None)
         self.conditions.set("policy", None, now)
         self.policy_loaded, self.policy = now, policy
         self.record("policy.loaded", now, digest=policy.digest, files=list(policy.sources))
-        self.left = self._use(policy)
-        self.conditions.set("restart", self.left, now, "systemctl restart mpsagent")
+        later = self._use(policy)
+        self.conditions.set("restart", later, now, "systemctl restart mpsagent")
         self.people.refresh()
         self.placing.again()
         await self._install_device()
-        return ()
+        return policies.Loaded(policy, (), later)
 
     async def _install_device(self) -> None:
         """Containers find the gate by a file that the policy names."""

@@ -33,6 +33,14 @@ class Start(NamedTuple):
     kept: str
 
 
+class Loaded(NamedTuple):
+    """``policy``: what is in force after a reload; ``later``: what of it waits for the agent's next start."""
+
+    policy: Policy
+    errors: tuple[PolicyError, ...]
+    later: str | None
+
+
 async def start(settings: Settings) -> Start:
     """The policy to begin with. A file that is missing or wrong must not mean everything for everybody: the last good
     policy stays in force, and where there was none, no one is admitted."""

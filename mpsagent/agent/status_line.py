@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from mpsagent.agent.condition import problems
+from collections.abc import Sequence
+
+from mpsagent.agent.condition import Condition, problems
 from mpsagent.agent.host import Agent
-from mpsagent.agent.node import Node
+from mpsagent.core.sentences import Names
 
 
-def one_line(node: Node) -> str:
-    agents, found = node.agents, problems(node.all_conditions())
+def one_line(agents: Sequence[Agent], conditions: Sequence[Condition], names: Names) -> str:
+    found = problems(conditions)
     alone = len(agents) == len(agents[0].state.lanes) == 1
     text = _of_one(agents[0]) if alone else _of_several(agents)
-    return f"{found[0].text(node.people.name)} ({_many(len(found), 'problem')}); {text}" if found else text
+    return f"{found[0].text(names)} ({_many(len(found), 'problem')}); {text}" if found else text
 
 
-def _of_several(agents: list[Agent]) -> str:
+def _of_several(agents: Sequence[Agent]) -> str:
     clients = sum(len(agent.state.clients) for agent in agents)
     waiting = sum(len(agent.core.view(None).waiting()) for agent in agents)
     apart = sum(len(agent.state.lanes) - 1 for agent in agents)

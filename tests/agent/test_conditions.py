@@ -118,9 +118,7 @@ def test_the_line_of_several_instances_says_one_as_one() -> None:
             for number, lanes in enumerate([1, 1 + apart])
         ]  # fmt: skip
         found = [Condition("it is slow")] * wrong
-        people = SimpleNamespace(name=lambda uid: None)
-        node: Any = SimpleNamespace(agents=agents, all_conditions=lambda: found, people=people)
-        return one_line(node)
+        return one_line(agents, found, lambda uid: None)  # type: ignore[arg-type]
 
     assert line(1, 1, 1) == "it is slow (1 problem); 2 instances, 1 client, 1 user waits"
     assert line(2, 0, 2) == "it is slow (2 problems); 2 instances, 2 clients, 0 users wait"

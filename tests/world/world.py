@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mpsagent.agent.acting import Acting
 from mpsagent.agent.node import Node
 from mpsagent.agent.orders import Orders
 from mpsagent.agent.settings import Settings
@@ -401,7 +400,7 @@ class World:
             lambda policy, where, gone: ControlChild(where.hidden, gone, program="nvidia-cuda-mps-control")
         )
         self.systemd.open_gate(False)
-        orders = Orders(Acting(agent), _no_admin, lambda error: self.failed(f"an order failed: {error!r}"))
+        orders = Orders(agent.acting, _no_admin, lambda error: self.failed(f"an order failed: {error!r}"))
         for fd in given:
             orders.listen(doors.SocketObject(fileno=fd))  # type: ignore[arg-type]
 
