@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.cli import policy_text
+from mpsagent.cli import policy_check, policy_text
 from mpsagent.policy.files import load
 from tests.cli.program import PROGRAM, read_on_terminal
 
@@ -120,6 +120,24 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
     os.chown(path, 65534, 65534)
     done = check(path)
     assert (done.returncode, "belongs to uid 65534" in done.stdout) == (2, True)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root reads what its mode forbids")
+def test_a_file_that_the_agent_may_not_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Mode 0000, root's: the check said good, because root reads everything, and the reload of it failed."""
+    monkeypatch.setattr(policy_check, "DIRECTORY", tmp_path)
+    path = Path(put(tmp_path / "policy.toml", "[limits]\n", 0o000))
+    assert policy_check.check((), as_json=False) == 2
+    assert "chmod 0644: the agent has no right to read" in capsys.readouterr().out
+    assert path.read_text(), "this process has its rights again"
+    path.chmod(0o600)
+    assert policy_check.check((), as_json=False) == 0
+    directory = tmp_path / "policy.d"
+    directory.mkdir(0o000)
+    assert policy_check.check((), as_json=False) == 2
 
 
 def test_a_fifo_or_a_device_does_not_hang_it(tmp_path: Path) -> None:
