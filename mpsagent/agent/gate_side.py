@@ -106,7 +106,7 @@ class GateSide:
                     clients.known(process)
                 else:
                     ended.append(inp.ProcessEnded(now, message.pid, message.start))  # while the gate told of it
-            case link.Left():
+            case link.Left() | link.Refused():
                 clients.left(message.connection)
             case link.Passed():
                 if not clients.passed(message.connection, message.pid, message.start):
