@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from mpsagent.system.processes import Process
+from mpsagent.wire.link import Knock
 
 CPU_STEP = 0.02
 """Seconds of CPU time that count as work: an idle interpreter's own housekeeping uses less."""
@@ -18,28 +19,30 @@ class Clients:
 
     def __init__(self, on_end: Callable[[int, int], None]) -> None:
         self._on_end = on_end
-        self._waiting: dict[int, Process] = {}
+        self._waiting: dict[int, tuple[Knock, Process | None]] = {}
         self._clients: dict[int, Process] = {}
         self._cpu: dict[int, tuple[float, float]] = {}
 
-    def came(self, connection: int, process: Process | None) -> None:
+    def came(self, knock: Knock, process: Process | None) -> None:
         """A connection is held."""
-        self.left(connection)
-        if process is not None:
-            self._waiting[connection] = process
+        self.left(knock.connection)
+        self._waiting[knock.connection] = knock, process
 
-    def give(self, connection: int) -> Process | None:
-        """The process of a held connection, for another owner."""
-        return self._waiting.pop(connection, None)
+    def holds(self, connection: int) -> bool:
+        return connection in self._waiting
+
+    def give(self, connection: int) -> tuple[Knock, Process | None]:
+        """A held connection, for another owner."""
+        return self._waiting.pop(connection)
 
     def left(self, connection: int) -> None:
-        process = self._waiting.pop(connection, None)
+        _, process = self._waiting.pop(connection, (None, None))
         if process is not None:
             process.close()
 
     def passed(self, connection: int, pid: int, start: int) -> bool:
         """The connection was handed over. False when no such process is held: it has ended already, or never was."""
-        process = self._waiting.pop(connection, None)
+        _, process = self._waiting.pop(connection, (None, None))
         known = self._clients.get(pid)
         if known is not None and known.started == start:
             if process is not None:
@@ -65,7 +68,7 @@ class Clients:
 
     def waiting(self, connection: int, start: int) -> Process | None:
         """The process of a held connection."""
-        process = self._waiting.get(connection)
+        _, process = self._waiting.get(connection, (None, None))
         return process if process is not None and process.started == start else None
 
     def forget(self, pid: int) -> None:

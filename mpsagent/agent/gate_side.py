@@ -60,6 +60,8 @@ class GateSide:
         self._coming: list[inp.Input] = []
         """What came together: decided upon once. A user who connects and leaves in a loop must not keep others waiting
         for the decisions on each of these."""
+        self.coming: dict[int, set[tuple[int, int]]] = {}
+        """By user, processes (pid, start) of which the gate has told, and which the engine has not taken in yet."""
         self._since = since
         self._waiting: frozenset[int] = frozenset()
         self._waited: dict[tuple[int, int], float] = {}
@@ -73,9 +75,13 @@ class GateSide:
         """False for who came before this agent."""
         return self._since is None or one.at >= self._since
 
-    def waited_here(self, knock: link.Knock) -> bool:
-        """Whether this user waited at this instance when the earlier agent ended."""
-        return knock.uid in self._waiting
+    def waits(self, uid: int) -> bool:
+        """Whether this user waits here; also who works here, until the engine has taken that in."""
+        return uid in self.coming or self._core.state.held.first(uid) is not None
+
+    def waited(self, uid: int) -> bool:
+        """Whether this user waited here when the earlier agent ended."""
+        return uid in self._waiting
 
     def keep(self) -> None:
         """On disk. Not before the gate has said who lives: what the earlier agent kept still counts then."""
@@ -96,7 +102,7 @@ class GateSide:
                 clients.forget_waiting()
                 self._told = []
             case link.Knock():
-                clients.came(message.connection, process)
+                clients.came(message, process)
             case link.Known():
                 process = process or Process.open(message.pid, started=message.start)
                 if clients.get(message.pid, message.start) is not None:
@@ -117,8 +123,10 @@ class GateSide:
         said = self._event(message, now)
         event = said if lane is None else inp.Of(lane, said)
         events: list[inp.Input] = [event, *ended]
-        if isinstance(message, link.Knock | link.Known) and self._people.meet([message.uid]):
-            events.insert(0, inp.PeopleKnown(now, self._people.known))
+        if isinstance(message, link.Knock | link.Known):
+            self.coming.setdefault(message.uid, set()).add((message.pid, message.start))
+            if self._people.meet([message.uid]):
+                events.insert(0, inp.PeopleKnown(now, self._people.known))
         if self._told is None:
             self._coming += events
             return
@@ -143,10 +151,12 @@ class GateSide:
         """Takes in all messages of this read at once: one decision for them."""
         if self._coming:
             events, self._coming = self._coming, []
+            self.coming.clear()
             self._take(events)
 
     def _synced(self, now: float) -> None:
         told, self._told = self._told or [], None
+        self.coming.clear()
         first, self.earlier = self.earlier, None
         if first is None:
             self._take(told)
@@ -167,5 +177,6 @@ class GateSide:
         """The link has broken."""
         self.decide()
         self._told = None
+        self.coming.clear()
         self._clients.forget_waiting()
         self._take([inp.GateLost(self._clock.now())])

@@ -87,7 +87,10 @@ class Node(Recorder):
         """Each instance has a public directory of its own, from the agent's start on."""
         self.stopping = False
         self.make_supervisor: MakeSupervisor
-        self.placing = Placing(self, self.agents, self.people, settings.gate_link)
+        self.placing = Placing(
+            self.agents, settings.gate_link, clock=self.clock, conditions=self.conditions, people=self.people,
+            record=self.record, how=lambda: self.policy.placement, own=lambda: self.own,
+        )  # fmt: skip
         self.keeper = GateKeeper(self, settings, lambda: self.where, lambda: self.environment)
         self.gpus = gpus.Gpus(settings, self._mps, self.clock)
         self.acting = Acting(
@@ -140,7 +143,6 @@ class Node(Recorder):
         self.make_supervisor = make_supervisor
         found = await self._instances()
         self.single, self.first = len(found) == 1, found[0].instance
-        self.placing.begin(own=self.own, how=lambda: self.policy.placement)
         self.agents += [self._make(policy) for policy in found]
         for agent in self.agents:
             agent.prepare()

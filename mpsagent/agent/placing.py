@@ -6,14 +6,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from mpsagent.agent.conditions import note_files
+from mpsagent.agent.clock import SteadyClock
+from mpsagent.agent.conditions import Conditions, note_files
 from mpsagent.agent.host import Agent
 from mpsagent.agent.people import People
-from mpsagent.agent.recorder import Recorder
 from mpsagent.core import inputs as inp
 from mpsagent.core import placement
 from mpsagent.core.model import Key
-from mpsagent.core.placement import Place, Process
+from mpsagent.core.placement import Place
 from mpsagent.policy.identity import Identity
 from mpsagent.system.gate_link import GateLink
 from mpsagent.system.processes import Process as Pidfd
@@ -22,28 +22,29 @@ from mpsagent.wire import link
 
 
 class Placing:
-    """Of one node. A knock whose user has to be known by name first waits here, and in the gate."""
+    """Of one node. A knock whose user has to be known by name first waits here, and in the gate. ``how()``: as the
+    policy says; ``own()``: each instance has a public directory of its own."""
 
-    def __init__(self, recorder: Recorder, agents: list[Agent], people: People, path: str) -> None:
-        self._recorder, self._clock = recorder, recorder.clock
+    def __init__(
+        self,
+        agents: list[Agent],
+        path: str,
+        *,
+        clock: SteadyClock,
+        conditions: Conditions,
+        people: People,
+        record: Callable[..., int],
+        how: Callable[[], placement.Placement],
+        own: Callable[[], bool],
+    ) -> None:
         self._agents = agents
-        self._people = people
-        self._own = False
-        self._how: Callable[[], placement.Placement]
+        self._clock, self._conditions, self._people, self._record = clock, conditions, people, record
+        self._how, self._own = how, own
         self.link = GateLink(path, self._receive, read=self._decide, connected=self.name_all, lost=self._lost)
-        self._knocks: dict[int, tuple[link.Knock, Agent]] = {}
-        self._waits: dict[int, tuple[Agent, int]] = {}
-        """By user: where, and with how many connections."""
-        self._known: list[tuple[Process, Agent]] = []
-        """Told since the gate's hello, until it has told everything."""
         self._scheduled = False
         self._gate: int | None = None
         """The pid of the gate that is connected."""
         self._unplaced: dict[int, tuple[link.Knock, Pidfd | None]] = {}
-
-    def begin(self, how: Callable[[], placement.Placement], *, own: bool) -> None:
-        """``how()``: as the policy says; ``own``: each instance has a public directory of its own."""
-        self._how, self._own = how, own
 
     def close(self) -> None:
         self.link.close()
@@ -70,10 +71,10 @@ class Placing:
 
     def _move_user(self, uid: int, agent: Agent, to: Agent) -> None:
         """What this user has waiting there waits elsewhere."""
-        self._recorder.record("user.moved", self._clock.now(), uid=uid, before=agent.name, instance=to.name)
-        mine = [one for one, (knock, where) in self._knocks.items() if knock.uid == uid and where is agent]
+        self._record("user.moved", self._clock.now(), uid=uid, before=agent.name, instance=to.name)
+        mine = agent.state.held.line(uid)
         for one in mine:
-            self._move(one, agent, to)
+            self._move(one.connection, agent, to)
         if mine:
             agent.take([])
             to.gate.decide()
@@ -82,7 +83,7 @@ class Placing:
 
     def name_all(self) -> None:
         """The gate is told which instances and lanes there are."""
-        own = [agent.name for agent in self._agents[1:]] if self._own else []
+        own = [agent.name for agent in self._agents[1:]] if self._own() else []
         names = [agent.name for agent in self._agents]
         names += [lane.name for agent in self._agents for lane in agent.lanes.values() if lane.key is not None]
         self.link.send(link.Instances(tuple(names), tuple(own)))
@@ -95,14 +96,11 @@ class Placing:
         self._forget()
         self._gate = None
         do = "clients are held, and served as the gate was told last; see the gate's own log"
-        self._recorder.conditions.set("gate", why, self._clock.now(), do)
+        self._conditions.set("gate", why, self._clock.now(), do)
         for agent in self._agents:
             agent.gate.lost()
 
     def _forget(self) -> None:
-        self._knocks.clear()
-        self._waits.clear()
-        self._known.clear()
         for _, process in self._unplaced.values():
             if process is not None:
                 process.close()
@@ -111,7 +109,6 @@ class Placing:
     def _receive(self, message: link.FromGate, process: Pidfd | None) -> None:
         match message:
             case link.Hello() | link.Synced():
-                self._known.clear()
                 if isinstance(message, link.Hello):
                     self._gate = message.gate
                 else:
@@ -124,7 +121,7 @@ class Placing:
                 _, waiting = self._unplaced.pop(message.connection, (None, None))
                 if waiting is not None:
                     waiting.close()
-                found = self._gone(message.connection)
+                found = self._at(message.connection)
                 if found is None and isinstance(message, link.Refused):
                     found = self._agents[0]
                 if found is not None:
@@ -133,7 +130,7 @@ class Placing:
                 self._told(message, process)
 
     def _say_synced(self) -> None:
-        now, conditions = self._clock.now(), self._recorder.conditions
+        now, conditions = self._clock.now(), self._conditions
         conditions.set("gate", None, now)
         conditions.set("public directory", None, now)
         note_files(conditions, "the gate", None if self._gate is None else open_files(self._gate), now)
@@ -145,44 +142,33 @@ class Placing:
                 process.close()
             return
         found, lane = place
-        if isinstance(message, link.Known):
-            self._known.append(((message.pid, message.start, message.uid), found))
         if isinstance(message, link.Handing | link.Passed):
             self._moved(message.connection, found)
-        if isinstance(message, link.Passed) or (isinstance(message, link.Failed) and message.lost):
-            self._gone(message.connection)
         found.gate.receive(message, process, lane)
 
     def _moved(self, connection: int, to: Agent) -> None:
         """The gate hands a connection over elsewhere than it was thought to wait: the gate is right."""
-        _, agent = self._knocks.get(connection, (None, None))
+        agent = self._at(connection)
         if agent is not None and agent is not to:
             self._move(connection, agent, to)
 
+    def _at(self, connection: int) -> Agent | None:
+        """Where it waits."""
+        return next((agent for agent in self._agents if agent.clients.holds(connection)), None)
+
     def _move(self, connection: int, agent: Agent, to: Agent) -> None:
-        knock, _ = self._knocks[connection]
-        process = agent.clients.give(connection)
+        knock, process = agent.clients.give(connection)
         agent.gate.decide()
         agent.absorb([inp.GateSaid(agent.clock.now(), link.Left(connection))])  # not to be written down: it waits still
-        self._deliver(knock, process, to)
+        to.gate.receive(knock, process)
 
     # --- who goes where -----------------------------------------------------------------------------------------------
 
     def _knocked(self, knock: link.Knock, process: Pidfd | None) -> None:
-        if self._own:
+        if self._own():
             self._asked(knock, process)
             return
-        agents = self._agents
-        place = None if knock.instance is None else self.find(knock.instance)
-        found = None if place is None else place[0]
-        if len(agents) == 1:
-            found = agents[0]
-        if found is None:
-            found = self._waits.get(knock.uid, (None, 0))[0]
-        if found is None:
-            found = next((agent for agent in agents if knock.uid in agent.lanes), None)
-        if found is None:
-            found = next((agent for agent in agents if agent.gate.waited_here(knock)), None)
+        found = self._there(knock)
         if found is None:
             places = self.places()
             name = placement.stays(knock.uid, places)
@@ -196,14 +182,27 @@ class Placing:
                 return
             found = self._section(name)
             assert found is not None
-        self._deliver(knock, process, found)
+        found.gate.receive(knock, process)
+
+    def _there(self, knock: link.Knock) -> Agent | None:
+        """Where the gate has it; else where its user waits, has a lane, or waited when the earlier agent ended."""
+        agents, uid = self._agents, knock.uid
+        if len(agents) == 1:
+            return agents[0]
+        if knock.instance is not None and (place := self.find(knock.instance)) is not None:
+            return place[0]
+        return (
+            next((agent for agent in agents if agent.gate.waits(uid)), None)
+            or next((agent for agent in agents if uid in agent.lanes), None)
+            or next((agent for agent in agents if agent.gate.waited(uid)), None)
+        )
 
     def _section(self, name: str | None) -> Agent | None:
         return next((agent for agent in self._agents if agent.name == name), None)
 
     def _asked(self, knock: link.Knock, process: Pidfd | None) -> None:
         """It came in the directory of an instance, and is for that one or for none."""
-        places = self.places()
+        places = [placement.named(one.policy) for one in self._agents]
         name = knock.asked or self._agents[0].name
         who = self._identified(knock, process, places)
         if who is None:
@@ -211,7 +210,7 @@ class Placing:
         mine = placement.open_to(who, places)
         found = self._section(name)
         if found is not None and name in mine:
-            self._deliver(knock, process, found)
+            found.gate.receive(knock, process)
             return
         names = ", ".join(mine)
         why = f"the directory is that of {name}; the policy has {names} for this user" if mine else placement.NOWHERE
@@ -229,21 +228,21 @@ class Placing:
     def _refuse(self, knock: link.Knock, process: Pidfd | None, why: str) -> None:
         if process is not None:
             process.close()
-        self._recorder.record("client.refused", self._clock.now(), pid=knock.pid, uid=knock.uid, why=why)
+        self._record("client.refused", self._clock.now(), pid=knock.pid, uid=knock.uid, why=why)
         self.link.send(link.Refuse(knock.connection, why))
 
     def idle(self) -> None:
         """No user is at work or waits at an instance."""
-        if self._knocks and not self._scheduled and not self._own:
+        if not self._scheduled and not self._own():
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._spread)
 
     def _spread(self) -> None:
         """Who waits elsewhere and has no client at work goes to an instance that is idle."""
         self._scheduled = False
+        places = self.places()
         for agent in self._agents:
             for uid in agent.core.view(None).waiting():
-                places = self.places()
                 here = next(one for one in places if one.name == agent.name)
                 who = self._people.known.get(uid, Identity(uid))
                 name = placement.free(who, places, self._how())
@@ -251,25 +250,7 @@ class Placing:
                 if to is None or uid in here.admitted or here.there == {uid} or agent.state.clients_of_user(uid):
                     continue
                 self._move_user(uid, agent, to)
+                places = self.places()
 
     def places(self) -> list[placement.Place]:
-        return [placement.place_of(one.policy, one.core.view(), self._processes(one)) for one in self._agents]
-
-    def _processes(self, agent: Agent) -> list[Process]:
-        waiting = [(one.pid, one.start, one.uid) for one, where in self._knocks.values() if where is agent]
-        return waiting + [process for process, where in self._known if where is agent]
-
-    def _deliver(self, knock: link.Knock, process: Pidfd | None, agent: Agent) -> None:
-        self._gone(knock.connection)
-        self._knocks[knock.connection] = (knock, agent)
-        self._waits[knock.uid] = (agent, self._waits.get(knock.uid, (agent, 0))[1] + 1)
-        agent.gate.receive(knock, process)
-
-    def _gone(self, connection: int) -> Agent | None:
-        """It does not wait any more; where it did."""
-        knock, agent = self._knocks.pop(connection, (None, None))
-        if knock is not None:
-            where, count = self._waits.pop(knock.uid)
-            if count > 1:
-                self._waits[knock.uid] = (where, count - 1)
-        return agent
+        return [placement.place_of(one.policy, one.core.view(), one.gate.coming) for one in self._agents]

@@ -5,16 +5,14 @@ A user stays where the user's clients work or wait: a program whose processes wa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mpsagent.core.view import View
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
 
-Process = tuple[int, int, int]
-"""pid, start time, uid."""
 Placement = Literal["fixed", "least-loaded", "own"]
 NOWHERE = "the policy has no instance for this user: none names the user or a group of the user's"
 
@@ -82,20 +80,24 @@ def _candidates(who: Identity, places: Sequence[Place]) -> list[Place]:
     return named or grouped or [one for one in places if one.for_all]
 
 
-def place_of(policy: Policy, view: View, told: Iterable[Process] = ()) -> Place:
-    """An instance by its policy and its state. ``told``: processes that the gate has told of already, and the state may
-    not have yet."""
+def named(policy: Policy) -> Place:
+    """An instance by its policy alone: whom it is for."""
+    return Place(policy.instance, policy.only_users, policy.only_groups)
+
+
+def place_of(policy: Policy, view: View, told: Mapping[int, Collection[tuple[int, int]]] = {}) -> Place:
+    """An instance by its policy and its state. ``told``: by user, processes (pid, start) that the gate has told of
+    already, and the state may not have yet."""
     state = view.state
     processes = {(c.pid, c.peer.start): c.uid for c in state.clients.values()}
     processes |= {(held.peer.pid, held.peer.start): held.peer.uid for held in state.held.values()}
-    processes |= {(pid, start): uid for pid, start, uid in told}
+    processes |= {process: uid for uid, ones in told.items() for process in ones}
     total = sum(device.memory for device in state.devices)
     taken = sum(
         client.limits.memory.get(device.ordinal, device.memory)
         for client in state.clients.values() for device in state.devices
     )  # fmt: skip
-    return Place(
-        policy.instance, policy.only_users, policy.only_groups, frozenset(processes.values()),
-        view.admitted, len(processes),
-        taken / total if total else 0.0, view.given_up is None and state.drain is None,
+    return replace(
+        named(policy), there=frozenset(processes.values()), admitted=view.admitted, clients=len(processes),
+        memory=taken / total if total else 0.0, able=view.given_up is None and state.drain is None,
     )  # fmt: skip
