@@ -19,9 +19,10 @@ from typing import Any
 from mpsagent.agent import lease_body
 from mpsagent.agent.acting import Acting, Those, no_client
 from mpsagent.agent.problem import Json, Problem
-from mpsagent.gate.sent_descriptors import accept_descriptors
+from mpsagent.gate.sent_descriptors import accept_descriptors, let_go, look_when_readable, no_room
 from mpsagent.mps.units import parse_duration
 from mpsagent.policy import parse
+from mpsagent.wire.descriptors import SO_PASSCRED
 
 LONGEST, LONGEST_ANSWER = 16 << 10, 128 << 10
 """Bytes of a message; of an answer, which has to fit into the socket's buffer."""
@@ -49,6 +50,7 @@ class Orders:
     def listen(self, sock: socket.socket) -> None:
         """On a listening socket whose messages are whole (SOCK_SEQPACKET)."""
         accept_descriptors(sock, yes=False)
+        sock.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, 1)  # look_first() wants it
         sock.setblocking(False)
         self._listening.append(sock)
         asyncio.get_running_loop().add_reader(sock, self._accept, sock, Counter[int]())
@@ -65,6 +67,8 @@ class Orders:
         loop = asyncio.get_running_loop()
         loop.remove_reader(sock)
         for _ in range(ACCEPTED):
+            if no_room():
+                break
             try:
                 taken, _ = sock.accept()
                 pid, uid, _ = struct.unpack("iII", taken.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -84,6 +88,7 @@ class Orders:
         answer: Json | Problem
         try:
             async with asyncio.timeout(PATIENCE):
+                await look_when_readable(taken)
                 message = await asyncio.get_running_loop().sock_recv(taken, LONGEST + 1)
             answer = await self._carry_out(message, pid, uid)
         except Problem as problem:
@@ -107,9 +112,10 @@ class Orders:
         if len(data) > LONGEST_ANSWER:
             body = Problem(500, "the answer is too long", "order", "it was carried out; see status").body()
             data = json.dumps({"status": 500, "answer": body}).encode()
-        with taken, suppress(OSError):
+        with suppress(OSError):
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LONGEST_ANSWER)
             taken.send(data)
+        let_go(taken)
 
     # --- one order
 

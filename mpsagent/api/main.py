@@ -43,7 +43,7 @@ def main() -> None:
     words.add_argument("--user", type=int, metavar="UID", help="become this user")
     asked = words.parse_args()
     configure_log("auto")
-    sent_descriptors.watch_over()  # while it may: a process that has changed its user may not open what that needs
+    sent_descriptors.watch_over(0)  # while it may: a process that has changed its user may not open what that needs
     if asked.user is not None and os.geteuid() == 0:
         _become(asked.user)
     given = inherited()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
+from mpsagent.gate.sent_descriptors import let_go, look_first
 from mpsagent.mps.rendezvous import CREDENTIALS_SIZE, LONGEST_MESSAGE, Credentials
 from mpsagent.wire.descriptors import SCM_CREDENTIALS, Ancillary, descriptors_in, with_descriptors
 
@@ -67,7 +68,8 @@ def hung_up(descriptor: int) -> bool:
 
 class Channel:
     """``receive`` gets each message; ``after`` comes behind those that lay there together, ``at_a_time`` at most;
-    ``closed`` is called once when the peer hangs up, never after :meth:`close`."""
+    ``closed`` is called once when the peer hangs up, never after :meth:`close`. ``users``: the peer is
+    a user's process."""
 
     def __init__(
         self,
@@ -81,6 +83,7 @@ class Channel:
         most_waiting: int = MOST_WAITING,
         at_a_time: int = AT_A_TIME,
         after: Callable[[], None] = lambda: None,
+        users: bool = False,
     ) -> None:
         self.sock = sock
         self._loop = loop
@@ -89,7 +92,7 @@ class Channel:
         self._longest = longest
         self._descriptors = descriptors
         self._most_waiting, self._at_a_time = most_waiting, at_a_time
-        self._after = after
+        self._after, self._users = after, users
         self._waiting: deque[_Message] = deque()
         self._reading = False
         self.open = True
@@ -151,7 +154,8 @@ class Channel:
 
     def close(self) -> None:
         if self.open:
-            self.detach().close()
+            sock = self.detach()
+            let_go(sock) if self._users else sock.close()
 
     def detach(self) -> socket.socket:
         """The channel ends, its socket goes on. What waits to be sent is lost."""
@@ -179,6 +183,8 @@ class Channel:
             if not self._reading:
                 return
             try:
+                if self._users and not self._descriptors:
+                    look_first(self.sock)
                 data, who, descriptors = take(self.sock, self._longest, self._descriptors)
             except (BlockingIOError, InterruptedError):
                 return

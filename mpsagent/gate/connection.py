@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from mpsagent.gate import peers
 from mpsagent.gate.handshake import Handshake, Mark
 from mpsagent.gate.queue import Held, Process
+from mpsagent.gate.sent_descriptors import let_go
 from mpsagent.gate.store import ConnectionName
 from mpsagent.mps.rendezvous import Credentials
 from mpsagent.wire.link import Knock
@@ -126,11 +127,11 @@ def restored(sock: socket.socket, name: ConnectionName) -> Connection | None:
         sock.setblocking(False)
         who = peers.peer(sock)
     except OSError:
-        sock.close()
+        let_go(sock)
         return None
     start = peers.start_of_peer(sock, who.pid, name.start)
     if not start:
-        sock.close()
+        let_go(sock)
         return None
     handshake = Handshake(who, restored=True)
     return Connection(name.number, sock, who, start, name.privileged, handshake, stored=True)

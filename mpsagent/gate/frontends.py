@@ -140,7 +140,7 @@ class Farewell:
 
     def __init__(self, owner: FrontEnds, sock: socket.socket, status: int, why: str = "") -> None:
         self._leaving = owner.leaving
-        self._channel = Channel(owner.loop, sock, lambda *_: None, self._close)
+        self._channel = Channel(owner.loop, sock, lambda *_: None, self._close, users=True)
         if why:
             self._channel.send(answer_message(why))
         self._channel.send(exit_message(status))
@@ -170,7 +170,7 @@ class FrontEnd:
         self._limit: asyncio.TimerHandle | None = None
         self._ended = False
         self._channel = Channel(
-            owner.loop, connection.sock, self._receive, self._closed, longest=4200, most_waiting=MOST_UNREAD
+            owner.loop, connection.sock, self._receive, self._closed, longest=4200, most_waiting=MOST_UNREAD, users=True
         )
 
     def _closed(self) -> None:

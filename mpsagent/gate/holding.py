@@ -13,6 +13,7 @@ from mpsagent.gate.channel import take
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.handshake import Mark
 from mpsagent.gate.queue import Queue
+from mpsagent.gate.sent_descriptors import let_go, look_first
 from mpsagent.gate.store import Store
 from mpsagent.mps.rendezvous import CREDENTIALS, Kind, kind_bytes
 from mpsagent.wire import link
@@ -136,7 +137,7 @@ class Holding:
         if connection.sock.fileno() >= 0:
             self.loop.remove_reader(connection.sock.fileno())
             _throw_away(connection.sock)
-        connection.sock.close()
+        let_go(connection.sock)
         if connection.stored:
             self._store.drop(connection.name)
             connection.stored = False
@@ -147,6 +148,7 @@ def first_unread(sock: socket.socket) -> bytes | None:
     has to find it there. Empty at the end of the connection; None when there is nothing yet."""
     for _ in range(2):
         try:
+            look_first(sock)
             data, _, _ = take(sock, 64, peek=True)
         except (BlockingIOError, InterruptedError):
             return None
@@ -161,6 +163,7 @@ def first_unread(sock: socket.socket) -> bytes | None:
 def _throw_away(sock: socket.socket) -> None:
     """Left unread, it would reset the connection at its end."""
     with suppress(OSError):
+        look_first(sock)
         sock.recv(1)
 
 

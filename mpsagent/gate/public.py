@@ -14,7 +14,7 @@ from mpsagent.gate.connection import Connection, Numbers, accepted
 from mpsagent.gate.counts import Counts
 from mpsagent.gate.handshake import Mark
 from mpsagent.gate.pacing import Account, Rates
-from mpsagent.gate.sent_descriptors import accept_descriptors
+from mpsagent.gate.sent_descriptors import accept_descriptors, let_go, look_first, no_room
 from mpsagent.gate.store import Store
 from mpsagent.mps.rendezvous import HELLO, Kind, kind_bytes
 from mpsagent.wire.descriptors import SO_PASSCRED
@@ -76,23 +76,29 @@ class PublicSockets:
                 self._loop.remove_reader(listener.fileno())
                 self._store.when_free(lambda: self._watch_listener(listener, privileged=privileged))
                 return
+            if not privileged and no_room():  # it stays in the backlog, where its client waits
+                self._accept_later(listener, privileged)
+                return
             try:
                 sock, _ = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                if error.errno in _SHORTAGE:  # it stays in the backlog, where its client waits
-                    self._loop.remove_reader(listener.fileno())
-                    self._loop.call_later(SHORTAGE_PAUSE, lambda: self._watch_listener(listener, privileged=privileged))
+                if error.errno in _SHORTAGE:
+                    self._accept_later(listener, privileged)
                     self._drop_oldest()
                 return
             try:
                 connection = accepted(sock, self.numbers.new(), self._keep, privileged=privileged)
             except OSError:
-                sock.close()
+                let_go(sock)
                 continue
             if not self._relay(connection):
                 self.greet(connection)
+
+    def _accept_later(self, listener: socket.socket, privileged: bool) -> None:
+        self._loop.remove_reader(listener.fileno())
+        self._loop.call_later(SHORTAGE_PAUSE, lambda: self._watch_listener(listener, privileged=privileged))
 
     def _keep(self, connection: Connection) -> None:
         """Before the greeting: a gate that dies now is followed by one that knows this client."""
@@ -162,11 +168,12 @@ class PublicSockets:
         self._forget(connection)
         if connection.stored:
             self._store.drop(connection.name)
-        connection.sock.close()
+        let_go(connection.sock)
 
     def _read(self, connection: Connection) -> None:
         try:
             while connection in self._unfinished:
+                look_first(connection.sock)
                 if connection.handshake.expects_kind() and connection.sock.recv(64, socket.MSG_PEEK) == _CLIENT:
                     connection.mark = Mark.HELD  # before it is taken out, so that it cannot get lost between
                 data, who, _ = take(connection.sock, 64)

@@ -30,7 +30,7 @@ class Refusal:
         self._heard = 0
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         accept_descriptors(ours, yes=False)
-        self._server = Channel(loop, ours, self._receive, lambda: None)
+        self._server = Channel(loop, ours, self._receive, lambda: None, users=True)
         try:
             with theirs, open(os.devnull, "rb") as spare:
                 for sock in (ours, theirs):

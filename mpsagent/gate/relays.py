@@ -38,7 +38,13 @@ class Relay:
         self._greeted: Callable[[bytes, socket.socket], None] | None = greeted
         self._done = done
         self._client = Channel(
-            loop, connection.sock, self._from_client, self._end, longest=LONGEST, descriptors=MOST_DESCRIPTORS
+            loop,
+            connection.sock,
+            self._from_client,
+            self._end,
+            longest=LONGEST,
+            descriptors=MOST_DESCRIPTORS,
+            users=True,
         )
         self._daemon = Channel(
             loop, daemon, self._from_daemon, self._end, longest=LONGEST, descriptors=MOST_DESCRIPTORS

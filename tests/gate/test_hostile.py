@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.gate.public import MOST_UNFINISHED_OF_A_USER, STORED
+from mpsagent.gate.public import AT_A_TIME, MOST_UNFINISHED_OF_A_USER, STORED
 from mpsagent.gate.queue import MOST_HELD, MOST_HELD_OF_A_USER
 from mpsagent.wire.link import Knock, Refused, Synced, User
 from tests.gate.rig import A, B, Rig, admissions, descriptor, introduce, limits, raw, wait_for
@@ -245,12 +245,18 @@ def test_a_descriptor_that_takes_long_to_close_is_not_taken(rig: Rig) -> None:
         assert became == "refused"
 
 
+def before_6_16(where: Path, monkeypatch: pytest.MonkeyPatch, more: str = "") -> None:
+    """For gates that are started from now on: the kernel cannot refuse descriptors."""
+    script = f"import mpsagent.gate.sent_descriptors as one; one.SO_PASSRIGHTS = 9999\n{more}"
+    (where / "sitecustomize.py").write_text(script)
+    monkeypatch.setenv("PYTHONPATH", f"{where}:{Path(__file__).parents[2]}")
+
+
 def test_where_it_cannot_be_refused_nobody_waits_for_it(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before Linux 6.16. The gate is stopped meanwhile, so that the last one who has the descriptor is the gate."""
-    (tmp_path / "sitecustomize.py").write_text("import mpsagent.gate.sent_descriptors as one; one.SO_PASSRIGHTS = 9999")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}")
+    before_6_16(tmp_path, monkeypatch)
     rig.start(admissions(User(A, "all", limits(30))))
     rig.client(A).served()
     os.kill(rig.gate_pid(), signal.SIGSTOP)
@@ -292,3 +298,87 @@ def test_credentials_that_are_not_ones_own_cannot_even_be_sent(rig: Rig) -> None
     words = [sys.executable, "-I", "-c", script, str(rig.public / "control")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["refused", "refused"], done.stderr
+
+
+_SLOW = r"""
+import array, os, resource, select, socket, sys
+path, uid = sys.argv[1], int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_NOFILE, (8192, 8192))
+os.setgroups([]); os.setgid(uid); os.setuid(uid)
+events = [os.eventfd(0) for _ in range(7500)]
+slow = [select.epoll() for _ in range(40)]
+for one in slow:
+    for event in events: one.register(event, select.EPOLLIN)
+sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); sock.connect(path)
+for first in sys.argv[3:]: sock.send(first.encode() + b"\0")
+sock.sendmsg([b"GET "], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [one.fileno() for one in slow]))])
+for one in slow: one.close()
+print("sent", flush=True)
+sys.stdin.read()
+"""
+"""Sends what takes whoever closes it some tenths of a second in the kernel; nothing interrupts that."""
+
+
+@contextmanager
+def slow_to_close(path: Path, uids: range, *first: str) -> Iterator[None]:
+    with ExitStack() as stack:
+        sent = []
+        for uid in uids:
+            words = [sys.executable, "-I", "-S", "-c", _SLOW, str(path), str(uid), *first]
+            one = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            stack.enter_context(one)
+            stack.callback(one.kill)
+            sent.append(one)
+        for one in sent:
+            assert one.stdout is not None
+            assert one.stdout.readline() == "sent\n"
+        yield
+
+
+def seconds_to_close(path: Path) -> float:
+    """What one of them costs."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(path))
+        path.chmod(0o666)
+        listener.listen()
+        with slow_to_close(path, range(40000, 40001)):
+            taken, _ = listener.accept()
+            begun = time.monotonic()
+            taken.close()
+            return time.monotonic() - begun
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", [(), ("OUTBCRED",)])
+def test_what_cannot_be_interrupted_is_closed_elsewhere(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: tuple[str, ...]
+) -> None:
+    """Before Linux 6.16. The gate stood until all was closed that some users had sent."""
+    before_6_16(tmp_path, monkeypatch)
+    rig.start(admissions(User(A, "all", limits(30))))
+    rig.client(A).served()
+    each = seconds_to_close(rig.public / "other")
+    os.kill(rig.gate_pid(), signal.SIGSTOP)
+    uids = range(40001, 40001 + 8)
+    with slow_to_close(rig.public / "control", uids, *first):
+        begun = time.monotonic()
+        os.kill(rig.gate_pid(), signal.SIGCONT)
+        rig.client(A).served()
+        assert time.monotonic() - begun < each * len(uids) / 2
+
+
+def test_while_too_many_wait_to_be_closed_no_more_are_accepted_and_root_is(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes one of the gate's descriptors. Here nothing is closed at all."""
+    most = 64
+    before_6_16(tmp_path, monkeypatch, f"one._close = lambda _: None; one.MOST_CLOSING = {most}")
+    rig.start(admissions(User(A, "all", limits(30))))
+    usual = descriptors(rig.gate_pid())
+    for _ in range(10 * AT_A_TIME):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.connect(str(rig.public / "control"))
+    wait_for(lambda: descriptors(rig.gate_pid()) > most)
+    for _ in range(20):  # it has had time to accept them all
+        raw(rig.public / "control_privileged").close()
+    assert descriptors(rig.gate_pid()) <= usual + most + 2 * AT_A_TIME + 20
