@@ -103,7 +103,7 @@ class Observer:
             view = self._core.view()
             timed = [(c.pid, view.rules(c.uid)) for c in state.clients.values()] if state.held else []
             matters = [pid for pid, rules in timed if rules.idle_timeout is not None and rules.idle_by == "cpu"]
-            self._idle = dict(self._clients.idle_since(matters, now))
+            self._idle = {pid: now - since for pid, since in self._clients.idle_since(matters, now).items()}
         frozen = [client.pid for client in state.clients.values() if client.frozen is not None]
         self._clients.forget_idle(frozen)
         for pid in frozen:

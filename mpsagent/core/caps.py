@@ -149,19 +149,23 @@ def _over(
     waiting = view.waiting() if view.state.drain is None else ()  # in a drain it would make room for no one
     frozen = any(client.frozen is not None for client in clients)  # then it holds nothing
     if rules.idle_timeout is not None and clients and not frozen and any(other != uid for other in waiting):
-        by_gpu, worked = rules.idle_by == "gpu", view.state.worked
-        idle = [c.use.idle_since if by_gpu else view.state.cpu_idle_since.get(c.pid) for c in clients]
-        known = [since for since in idle if since is not None]
-        if len(known) == len(idle):  # each of them idle: the user holds the GPU for nothing
-            due = max(known) + rules.idle_timeout
+        idle = [_idle(view, client, by_gpu=rules.idle_by == "gpu") for client in clients]
+        known = [seconds for seconds in idle if seconds is not None]
+        # each of them idle: the user holds the GPU for nothing
+        if len(known) == len(idle) and min(known) >= rules.idle_timeout:
             rule = rules.origin("idle_timeout").key
-            if (worked.at if by_gpu and worked is not None else now) >= due:
-                idle_for = duration_text(now - max(known))
-                text = f"user {uid} holds the GPU with idle clients ({idle_for}) while others wait"
-                ends += [(client, text, rule) for client in clients]
-            elif not by_gpu:  # else the next look decides
-                wakes.append(due)
+            text = f"user {uid} holds the GPU with idle clients ({duration_text(min(known))}) while others wait"
+            ends += [(client, text, rule) for client in clients]
     return ends, wakes
+
+
+def _idle(view: View, client: Client, *, by_gpu: bool) -> float | None:
+    """For how many seconds a client was idle at the last look; what it has done since then is not known. None: it was
+    at work, or that is not known either."""
+    if not by_gpu:
+        return view.state.cpu_idle.get(client.pid)
+    since, worked = client.use.idle_since, view.state.worked
+    return None if since is None or worked is None else worked.at - since
 
 
 def _let_in_all_the_same(rules: Rules, uid: int, clients: tuple[Client, ...]) -> list[tuple[Client, str, str]]:

@@ -107,12 +107,12 @@ class Lifts(NamedTuple):
 
 
 class ProcessesSeen(NamedTuple):
-    """A look at the processes that matter: which are stopped, since when clients have used no CPU time, and which
-    processes, clients or held, would lift their limits."""
+    """A look at the processes that matter: which are stopped, for how many seconds clients had used no CPU time when
+    that was read last, and which processes, clients or held, would lift their limits."""
 
     at: float
     stopped: frozenset[int]
-    idle_since: Mapping[int, float]
+    cpu_idle: Mapping[int, float]
     lifts: Mapping[int, Lifts] = {}
 
 

@@ -287,7 +287,8 @@ class State:
     turned_away: Mapping[int, Held] = field(default_factory=dict)
     """Connections that the gate was asked to refuse (bounded): one that was being handed over just then comes back."""
     stopped: frozenset[int] = frozenset()
-    cpu_idle_since: Mapping[int, float] = field(default_factory=dict)
+    cpu_idle: Mapping[int, float] = field(default_factory=dict)
+    """By pid: for how many seconds a client had used no CPU time when that was read last."""
     lifts: Mapping[int, Lifts] = field(default_factory=dict)
     """By pid, of clients and of those who are held: which limits their environment takes away."""
     leases: tuple[Lease, ...] = ()

@@ -319,7 +319,7 @@ def _ended(state: State, event: inp.ProcessEnded, out: Out) -> State:
         state,
         clients=without(state.clients, event.pid),
         stopped=state.stopped - {event.pid},
-        cpu_idle_since=without(state.cpu_idle_since, event.pid),
+        cpu_idle=without(state.cpu_idle, event.pid),
         lifts=without(state.lifts, event.pid) if event.pid in state.lifts else state.lifts,
         over=without(state.over, event.pid) if event.pid in state.over else state.over,
         parted=use.parted(state, client, event.at),
@@ -385,10 +385,10 @@ def _seen(state: State, event: inp.ProcessesSeen, out: Out) -> State:
         if client.frozen is not None and event.at > client.frozen and client.pid not in event.stopped:
             out.append(tr.ClientResumed(event.at, client.pid, client.uid))
             state = _frozen(state, client.pid, client.peer.start, None)
-    seen = (event.stopped, event.idle_since, event.lifts)
-    if (state.stopped, state.cpu_idle_since, state.lifts) == seen:
+    seen = (event.stopped, event.cpu_idle, event.lifts)
+    if (state.stopped, state.cpu_idle, state.lifts) == seen:
         return state
-    return replace(state, stopped=event.stopped, cpu_idle_since=event.idle_since, lifts=event.lifts)
+    return replace(state, stopped=event.stopped, cpu_idle=event.cpu_idle, lifts=event.lifts)
 
 
 def _frozen(state: State, pid: int, start: int, since: float | None) -> State:

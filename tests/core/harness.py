@@ -330,7 +330,8 @@ class Stage:
         frozen = any(c.frozen for c in core.state.clients.values())
         if stopped != self._stopped or self.cpu_idle or self.lifts or frozen:
             self._stopped = stopped
-            self.feed(inp.ProcessesSeen(self.now, stopped, dict(self.cpu_idle), dict(self.lifts)))
+            idle = {pid: self.now - since for pid, since in self.cpu_idle.items()}
+            self.feed(inp.ProcessesSeen(self.now, stopped, idle, dict(self.lifts)))
         for lane in [one for one in self.silent if one not in self.daemons or not self.daemons[one].blocked()]:
             self.silent.discard(lane)
             self.feed(*of(lane, inp.DaemonSilent(self.now, False)))
