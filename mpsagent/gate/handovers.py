@@ -215,7 +215,10 @@ class Instance:
         self.lane.loop.call_later(SETTLING, self._settled, process, descriptors)
 
     def _settled(self, process: Process, descriptors: list[int]) -> None:
-        self._lost_start(process)
+        stopped = any(identity.fields(pid)[:1] in ([b"T"], [b"t"]) for pid in self.lane.servers)
+        if not self._lost_start(process) and stopped:  # it has not told its client the limits, and may be killed yet
+            self.lane.loop.call_later(SETTLING, self._settled, process, descriptors)
+            return
         if self._settling.get(process) is descriptors:
             del self._settling[process]
         close_all(descriptors)
@@ -275,7 +278,9 @@ class Instance:
         return self.current
 
     def passing(self, handing: Handing) -> bool:
-        """The descriptor is about to go out; whether the client's process lives."""
+        """The descriptor is about to go out; whether the client's process lives, and the server that it started on."""
+        if self._lost_start(handing.connection.process):
+            return False
         return self._processes.prepare(handing.connection, handing.machine.limits, self.name)
 
     def doubt(self, handing: Handing, what: handover.Doubt) -> None:

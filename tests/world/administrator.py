@@ -214,6 +214,7 @@ class Administered(trouble.Troubled):
             for one in self.who("api"):
                 one.slow = self.chance.uniform(0.05, 1.5)
                 kernel.after(float(fault.call), setattr, one, "slow", 0.0)
+            kernel.after(float(fault.call), lambda: self.judges.faults.append((kernel.now, "api")))
         elif what == "upgrade":
             self.tell("gate and agent are replaced by another build")
             for who in ("agent", "gate"):

@@ -102,7 +102,9 @@ class Shown:
             if life.works and life.honest and life.error is None and served:
                 if one is None or one["state"] not in ("running", "ending", "paused", "sticky"):
                     yield "client", life.process.pid, "works, and is", "not shown" if one is None else one["state"]
-                elif life.limits is not None and not _same(one["limits"], life.limits):
+                elif not (
+                    life.limits is None or _same(one["limits"], life.limits) or self.world.judges.forgotten(life)
+                ):
                     yield "client", life.process.pid, "has", life.limits, "and is shown with", str(one["limits"])
 
     @property

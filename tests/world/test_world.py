@@ -193,6 +193,22 @@ def test_the_agent_holds_no_process_of_those_who_were_refused(monkeypatch: pytes
     test_tenth.played("own", test_tenth.ATTACKS["processes of a user who is denied"])
 
 
+@pytest.mark.parametrize("seed", [13, 111])
+def test_a_server_that_is_stopped_as_it_meets_a_client_and_killed_later_costs_no_limit_and_no_time(seed: int) -> None:
+    """As hour 780000723. The gate looked for 0.1 s whether it ended: the client's next context had no memory limit (seed
+    111), or MPS waited for one that was killed meanwhile (13)."""
+    comings = (
+        Coming(2.0, 2001, 0.2, 3),
+        Coming(5.0, 2004, 13.5, 3),
+        Coming(7.7, 2002, 3.6, 2),
+        Coming(12.4, 2001, 11.48, 3),
+    )
+    stops = ((4.9, 2 + seed % 9), (10.6, 1 + seed % 7), (15.0, 1 + seed % 5))
+    faults = tuple(Fault(at, "server", "stop", call) for at, call in stops)
+    plan = Plan(seed, "together", comings, faults, LIMITS, preempt=0.0, until=300.0, well=True)
+    assert fails(plan) is None
+
+
 def test_an_agent_that_looks_again_without_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     wake_at = Agent._wake_at
     monkeypatch.setattr(Agent, "_wake_at", lambda self, _: wake_at(self, self.clock.now()))
