@@ -106,9 +106,9 @@ class Judges:
 
     def works(self, life: Life) -> None:
         """A client has its first context: its limits are what the policy says, and nobody else's turn is broken."""
-        policy = self.world.plan.limits[life.uid]
+        policy = self.world.plan.limits_of(life.uid)
         if life.limits != policy and not self.forgotten(life):
-            least = min(one[0] for one in self.world.plan.limits.values()), 0
+            least = min((one[0] for one in self.world.plan.limits.values()), default=10.0), 0
             self.fail(f"client {life.process.pid} of user {life.uid} has {life.limits}, and the policy says {policy}"
                       f" (the strictest: {least})")  # fmt: skip
         if self.world.plan.turns:

@@ -413,7 +413,7 @@ class Kernel:
         self.left = self._effect = True
         """Who dies behind the last call with an effect leaves something that is not left by who dies before it."""
         self.processes: dict[int, Process] = {}
-        self._last_pid = 100
+        self._last_pid, self.pids = 100, PIDS
         self.current: Process
         self.nodes: dict[str, Inode] = {}
         self._inode = 1
@@ -498,7 +498,7 @@ class Kernel:
     def spawn(self, name: str, uid: int, gid: int, parent: Process | None) -> Process:
         pid = self._last_pid
         while True:
-            pid = pid + 1 if pid < PIDS else 101
+            pid = pid + 1 if pid < self.pids else 101
             if pid not in self.processes:
                 break
         self._last_pid = pid

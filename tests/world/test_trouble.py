@@ -36,3 +36,10 @@ def test_a_full_server_that_is_not_on_record_is_found(monkeypatch: pytest.Monkey
     days = (draw(seed, ("hostile",)) for seed in range(20))
     assert any("contexts, which is not on record" in found[0] for day in days
                if any(one.kind == "flood" for one in day.comings) and (found := fails(day)) is not None)  # fmt: skip
+
+
+def test_an_idle_user_who_is_ended_while_no_other_waits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mutation that no day found: in core/caps.py `all` who wait, and not `any`, are other users."""
+    monkeypatch.setattr("mpsagent.core.caps.any", all, raising=False)
+    found = (fails(draw(seed, ("idle",))) for seed in range(1, 6))
+    assert any(one is not None and "and no other user waits" in one[0] for one in found)

@@ -23,15 +23,17 @@ from typing import Any
 
 from mpsagent.core import inputs as inp
 from mpsagent.core.reduce import reduce
+from mpsagent.mps.work import Work
 from mpsagent.sim import limits as simulated
 from mpsagent.system import names as real_names
 from mpsagent.wire import link
 from tests.world import orders
 from tests.world.judges import Broken, Judges
-from tests.world.kernel import BOOT, BUFFER, File, Process, Socket
+from tests.world.kernel import BOOT, BUFFER, PIDS, File, Process, Socket
 from tests.world.mps import CLIENT, CREDENTIALS, DESCRIPTOR, ClientOf, Daemon, End, ServerProcess
 from tests.world.people import Client, Life, Steps
 from tests.world.plans import LIMITS
+from tests.world.shown import sessions
 from tests.world.world import Coming, Fault, Plan, World
 
 SERVED = 45.0
@@ -43,6 +45,9 @@ CALM = 60.0
 """Seconds after a fault in which nobody is promised a time."""
 OVERLAP = 2.0
 """Seconds in which two users may be seen at work while one is frozen or let go."""
+SLACK, IDLE_LATE = 1.5, 40.0
+"""Seconds by which an idle client may be ended early, as it began to be idle between two looks, or late: two looks at
+the GPUs, 15 s each, and its end."""
 NOTHING = 40.0
 """Seconds for which nothing works while somebody waits, whatever has died."""
 FOUND = 8.0
@@ -84,6 +89,8 @@ class Day(Plan):
     """When all clients leave, at the latest."""
     calm: float = CALM
     """Seconds after a fault in which nobody is promised a time."""
+    idle: float | None = None
+    """How long a user's clients may be idle while others wait."""
     quiet: bool = False
     """What waits is judged by ``waits`` alone: the GPU may be idle for a moment."""
     buffer: int = BUFFER
@@ -271,15 +278,34 @@ class Becoming(Client):
         yield from super().work(contexts)
 
 
+class Crowding(Client):
+    """Leaves after a while, served or not."""
+
+    def run(self) -> Steps:
+        self.kernel.after(self.life.work, self.kernel.signal, self.process, 9)
+        return (yield from super().run())
+
+
+class Idle(Client):
+    """Makes its contexts and computes nothing."""
+
+    def work(self, contexts: list[End]) -> Steps:
+        life, busy = self.life, self.process.busy
+        if (yield from self.wait(contexts, self.kernel.now + life.work)):
+            life.done = True
+        self.process.busy = busy
+
+
 PEOPLE: Mapping[str, type[Client]] = {
     "honest": Client, "liar": Liar, "807": Eight, "relayed": Relayed, "flood": Client, "sleeper": Sleeper,
     "returning": Returning, "doubted": Client, "becoming": Becoming, "unseen": Client,
+    "idle": Idle, "crowding": Crowding,
 }  # fmt: skip
-HOSTILE = frozenset({"liar", "807", "relayed", "flood", "becoming", "unseen"})
+HOSTILE = frozenset({"liar", "807", "relayed", "flood", "becoming", "unseen", "crowding"})
 
 
 def honest(life: Life) -> bool:
-    return isinstance(life, GuestLife) and life.kind in ("honest", "sleeper", "returning")
+    return isinstance(life, GuestLife) and life.kind in ("honest", "sleeper", "returning", "idle")
 
 
 # --- judges ----------------------------------------------------------------------------------------------------------
@@ -308,9 +334,9 @@ class Watchful(Judges):
 
     def works(self, life: Life) -> None:
         doubted = self.day.doubts and life.limits is not None
-        if life.limits != self.day.limits[life.uid] and not doubted and not self.forgotten(life):
+        if life.limits != self.day.limits_of(life.uid) and not doubted and not self.forgotten(life):
             self.fail(f"client {life.process.pid} of user {life.uid} has {life.limits}, and the policy says "
-                      f"{self.day.limits[life.uid]}")  # fmt: skip
+                      f"{self.day.limits_of(life.uid)}")  # fmt: skip
 
     def given(self, life: Life) -> None:
         """Who came first is first; not where the policy puts users before others, one comes again and again, or it is
@@ -322,6 +348,8 @@ class Watchful(Judges):
     def ended(self, life: Life) -> None:
         assert isinstance(life, GuestLife)
         life.inside = False
+        if life.error == "terminated" and self.day.idle is not None:
+            self._idle_end(life, self.day.idle)
         if life.kind != "honest" and not (life.kind == "sleeper" and life.error is None):
             return
         if life.error == "terminated" and self.day.after is not None:
@@ -335,10 +363,38 @@ class Watchful(Judges):
         if not (lost and life.error == "805"):  # who waits at a gate that is taken away
             super().ended(life)
 
+    def _idle_end(self, life: Life, bound: float) -> None:
+        """Who is ended was idle for as long as the policy says, as all at work of its user's, while another waited."""
+        now, what = self.world.kernel.now, f"client {life.process.pid} of user {life.uid} was ended for being idle"
+        mine = [one for one in self.lives if one.uid == life.uid and (one is life or one.works)]
+        if not all(isinstance(one, GuestLife) and one.kind == "idle" for one in mine):
+            self.fail(f"{what}, and {mine} work")
+        if any(one.worked is None or now - one.worked < bound - SLACK for one in mine):
+            self.fail(f"{what}, and that is less than {bound:g} s")
+        if not any(one.uid != life.uid and one.knocked is not None and (one.given is None or one.given > now - 1.0)
+                   for one in self.lives if one.process.alive):  # fmt: skip
+            self.fail(f"{what}, and no other user waits")
+
+    def _idle_holds(self, now: float, bound: float) -> None:
+        """A user whose clients are all idle makes way for another one."""
+        if not self.calm():
+            return
+        at_work = [one for one in self.lives if one.works]
+        waiting = [one for one in self.lives if one.waits and one.uid not in {it.uid for it in at_work}]
+        if at_work and waiting and all(isinstance(one, GuestLife) and one.kind == "idle" for one in at_work):
+            busy = [one.over or 0.0 for one in self.lives if getattr(one, "kind", "") != "idle"]
+            first = min(one.knocked or now for one in waiting)
+            since = max(first, *busy, *(one.worked or now for one in at_work))
+            if now - since > bound + IDLE_LATE:
+                pids = [one.process.pid for one in at_work]
+                self.fail(f"clients {pids} are idle for {now - since:.0f} s while {waiting[0].process.pid} waits")
+
     def look(self) -> None:
         if not self.day.quiet:
             super().look()
         now, day = self.world.kernel.now, self.day
+        if day.idle is not None:
+            self._idle_holds(now, day.idle)
         at_work = [one for one in self.lives if one.works and not one.process.stopped and self.served(one)]
         self._nothing_at_work(now, at_work)
         if day.turns and at_work and not set.intersection(*(one.whose for one in at_work)):
@@ -398,6 +454,12 @@ class Watchful(Judges):
         kernel.run(kernel.now + 20.0)
         super().at_the_end()
         self._unseen()
+        if self.day.idle is not None and not self.faults:
+            ends = [one.why for one in sessions(self.world.received.history.since(0, 10_000)) if one.kind == "client"
+                    and one.outcome == "ended"]  # fmt: skip
+            ended = sum(one.error == "terminated" for one in self.lives)
+            if len(ends) != ended or not all("idle" in str(one) for one in ends):
+                self.fail(f"{ended} clients were ended for being idle, and on record is: {ends}")
         for one in self.world.kernel.processes.values():
             if one.name == "nvidia-cuda-mps-server" and one.alive and one.parent is self.world.kernel.init:
                 self.fail(f"server {one.pid} is left without its control daemon{', stopped' if one.stopped else ''}")
@@ -445,6 +507,9 @@ class Troubled(World):
         super().__init__(plan)
         self.judges = Watchful(self)
         self.kernel.buffer = plan.buffer
+        self.kernel.pids = max(PIDS, 200 + 3 * len(plan.comings))
+        self.counted = BOOT, 0.0
+        """When the GPU's work was counted last, and how many seconds it had worked."""
         self.down: float | None = None
         """Until when the name service was."""
         self.silent = False
@@ -581,12 +646,26 @@ class Troubled(World):
     def others(self) -> dict[tuple[str, str], Any]:
         found = super().others()
         found["mpsagent.core.engine", "reduce"] = self.reduce
+        if self.plan.idle is not None:
+            self.look_at_work()
+            found["mpsagent.system.devices", "simulated_work"] = self.work
         if self.plan.doubts:
             found["tests.world.mps", "limits"] = _Limits(self.plan.doubts)
         if self.plan.by_name:
             del found["mpsagent.system.names", "identity_of"]
             found |= self.name_service()
         return found
+
+    def work(self, _file: str) -> dict[str, Work]:
+        """The GPU works while one works that is not idle."""
+        now, (at, busy) = self.kernel.now, self.counted
+        at_work = any(one.works and getattr(one, "kind", "") != "idle" for one in self.judges.lives)
+        self.counted = now, busy + (now - at) * at_work
+        return {self.device.uuid: Work(now, self.counted[1], 300 * now)}
+
+    def look_at_work(self) -> None:
+        self.work("")
+        self.kernel.after(0.1, self.look_at_work)
 
     def reduce(self, state: Any, event: Any) -> Any:
         """With a mistake in it for one message, which the agent can do without."""
@@ -839,6 +918,35 @@ def unseen(chance: random.Random, seed: int) -> Day:
                preempt=chance.choice((0.0, 0.02)))  # fmt: skip
 
 
+def idle(chance: random.Random, seed: int) -> Day:
+    """Clients that compute nothing, of one user or several, while another user waits, one of their own, or nobody."""
+    holds, waits, *more = chance.sample(sorted(LIMITS), chance.randint(2, 3))
+    bound = chance.choice((5, 20, 45))
+    comings = [Guest(2.0, holds, chance.uniform(10, 150), chance.choice((1, 2)), "idle"),
+               Guest(chance.uniform(3, 6), holds, 2.0, kind=chance.choice(("honest", "idle")))]  # fmt: skip
+    comings += [Guest(chance.choice((4.0, 20.0, 60.0)) + chance.uniform(0, 10), chance.choice((holds, waits, *more)),
+                      chance.uniform(0.2, 30), kind=chance.choice(("honest", "honest", "idle")))
+                for _ in range(chance.randint(1, 6))]  # fmt: skip
+    general = f'idle_timeout = "{bound}s"\nidle_by = "{chance.choice(("cpu", "gpu"))}"\n'
+    general += chance.choice(("", "max_clients = 1\n"))
+    faults = [Fault(chance.uniform(3, 30), chance.choice(("agent", "gate")))] if chance.random() < 0.2 else []
+    return Day(seed, chance.choice(("own", "shared")), tuple(comings), tuple(faults), LIMITS, ends=True, name="idle",
+               general=general, idle=float(bound), clients=1 if "max" in general else None, quiet=True,
+               preempt=chance.choice((0.0, 0.02)), until=900.0)  # fmt: skip
+
+
+def uids(chance: random.Random, seed: int) -> Day:
+    """One person with many hundred uids: a client of each waits, and all of them leave. Who works goes on, and who came
+    before them has the GPU next."""
+    first, second, third = chance.sample(sorted(LIMITS), 3)
+    comings = [Guest(2.0, first, 9.0), Guest(3.0, second, 1.0), Guest(12.0, third, 1.0)]
+    at, all_in = chance.uniform(3.5, 5.0), chance.choice((0.02, 0.5))
+    comings += [Guest(at + chance.uniform(0, all_in), 10_000 + place, chance.uniform(2.0, 2.1), kind="crowding")
+                for place in range(chance.randint(200, 400))]  # fmt: skip
+    return Day(seed, chance.choice(("own", "shared")), tuple(comings), (), LIMITS, name="uids", waits=12.0,
+               preempt=0.0)  # fmt: skip
+
+
 def machine(chance: random.Random, seed: int) -> Day:
     """Several die at once, a server stands still, the package is installed again, the name service is away."""
     way = chance.choice(("own", "shared", "together"))
@@ -895,7 +1003,7 @@ DAYS: Mapping[str, Callable[[random.Random, int], Day]] = {
     "paused": paused, "ends": ends, "crowd": crowd, "returning": returning, "hostile": hostile, "machine": machine,
     "names": name_service, "doubtful": doubtful, "overtaken": overtaken, "away": away, "jobs": jobs, "slips": slips,
     "bounded": bounded, "told": told, "setuid": setuid,
-    "unseen": unseen,
+    "unseen": unseen, "idle": idle, "uids": uids,
 }  # fmt: skip
 _DAYS = tuple(DAYS)
 Draws = Callable[[int, tuple[str, ...]], Day]

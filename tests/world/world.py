@@ -106,6 +106,9 @@ class Plan:
     parent: bool = False
     """The gate's own parent process keeps it, as on machines without systemd."""
 
+    def limits_of(self, uid: int) -> tuple[float, int]:
+        return self.limits.get(uid, (10.0, 1024))
+
     @property
     def turns(self) -> bool:
         return self.way in ("own", "shared")
