@@ -167,6 +167,8 @@ class Judges:
         accepted = float("-inf") if life.socket is None else life.socket.accepted
         if any(kind == "gate" and 0 <= at - accepted < LOST for at, kind in self.faults):
             return
+        if any(kind == "reinstall" and self.world.kernel.now - at < SETTLES for at, kind in self.faults):
+            return  # a gate without its parent process: who waits is refused when it dies
         if life.given is None:
             self.fail(f"client {life.process.pid} of user {life.uid} was refused ({life.error}) while it waited")
         begun = (life.given or 0) - HARM

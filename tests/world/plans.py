@@ -46,7 +46,8 @@ def draw(seed: int, ways: tuple[str, ...] = WAYS, faults: int = 3, *, hostile: b
         thrown.append(Fault(round(2 + chance.uniform(0, span), 4), who, what, call))
     preempt, parent = chance.choice((0.0, 0.02, 0.1)), chance.random() < 0.15
     if parent and faults and chance.random() < 0.3:
-        thrown.append(Fault(2 + chance.uniform(0, span), "parent", "stop"))
+        what, call = chance.choice((("stop", 0), ("kill", 0), ("kill", chance.randint(1, 60))))
+        thrown.insert(0, Fault(2 + chance.uniform(0, span), "parent", what, call))
     return Plan(seed, way, tuple(sorted(comings, key=lambda one: one.at)), tuple(thrown[:faults]), LIMITS,
                 preempt=preempt, parent=parent)  # fmt: skip
 

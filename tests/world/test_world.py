@@ -185,6 +185,20 @@ def test_the_gates_own_parent_starts_it_again_with_all_that_it_had(way: str) -> 
     assert sum("the gate's parent starts it again" in line for line in world.story) == 4
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_gate_whose_parent_has_died_goes_on_and_when_it_has_gone_too_both_are_started_again(way: str) -> None:
+    """Who waits loses its place only with the gate."""
+    comings = tuple(Coming(2.0 + place / 2, 2001 + place % 3, 1.0, 2) for place in range(20))
+    alone = World(Plan(1, way, comings, (Fault(5.0, "parent"),), LIMITS, parent=True))
+    alone.play()
+    assert all(one.done for one in alone.judges.lives)
+    again = World(Plan(1, way, comings, (Fault(5.0, "parent"), Fault(7.0, "gate")), LIMITS, parent=True))
+    again.play()
+    begun = next(index for index, line in enumerate(again.story) if "the agent starts the gate's parent" in line)
+    assert any("is connected" in line for line in again.story[begun:])
+    assert sum(one.done for one in again.judges.lives[-6:]) == 6
+
+
 def test_the_agent_holds_no_process_of_those_who_were_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gate did not say that it had closed what the agent refused, and the agent kept a pidfd of each: a user who is
     denied could use up its descriptors. The judge of descriptors found it."""

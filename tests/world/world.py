@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from mpsagent.agent.node import Node
@@ -157,6 +158,11 @@ class Systemd:
         self.process.install(self.pages)
         self.kernel.program(self.process, self.run())
 
+    @property
+    def alone(self) -> bool:
+        """Nobody keeps the gate's descriptors."""
+        return False
+
     def run(self) -> mps.Steps:
         while True:
             yield [self.notify], None
@@ -185,8 +191,8 @@ class Systemd:
         process = self.gate([*self.listeners, *self.stored.items()], NOTIFY)
         process.on_end.append(lambda _: self.after("gate", 0.02, self.start_gate))
 
-    def gate(self, given: list[tuple[str, File]], notify: str) -> Process:
-        process = self.kernel.spawn("mpsagent-gate", 0, 0, self.process)
+    def gate(self, given: list[tuple[str, File]], notify: str, parent: Process | None = None) -> Process:
+        process = self.kernel.spawn("mpsagent-gate", 0, 0, parent or self.process)
         process.environment = {"NOTIFY_SOCKET": notify}
         fds = [(name, process.install(file)) for name, file in given]
         self.world.gate = Program(self.world, process)
@@ -242,7 +248,21 @@ class Parent(Systemd):
 
     def start_gate(self) -> None:
         process = self.kernel.spawn("mpsagent-gate keep", 0, 0, self.process)
+        process.command = ["mpsagent-gate", "keep"]
+        process.on_end.append(lambda _: self.stored.clear())
         self.kernel.program(process, self.keep(process))
+        self.parent = process
+
+    def run_by_agent(self, *_: Any, **__: Any) -> Any:
+        """subprocess.Popen, as the agent starts another parent process when parent and gate have gone."""
+        self.world.tell("the agent starts the gate's parent process")
+        self.start_gate()
+        parent = self.parent
+        return SimpleNamespace(pid=parent.pid, poll=lambda: parent.status if parent.ended else None)
+
+    @property
+    def alone(self) -> bool:
+        return not self.parent.alive
 
     def keep(self, process: Process) -> mps.Steps:
         ended, kernel = Notices(self.kernel), self.kernel
@@ -260,7 +280,8 @@ class Parent(Systemd):
                 kept._listen()
                 kept._kept.forget_the_dead()
                 given = [*((name, sock.fileno()) for name, sock in kept._sockets), *kept._kept.items()]
-                kept.gate = self.gate([(name, process.file(fd)) for name, fd in given], f"{RUN}/notify")
+                kept.gate = self.gate([(name, process.file(fd)) for name, fd in given], f"{RUN}/notify",
+                                      process)  # fmt: skip
                 kept._child = kept.gate.pid
                 kept.gate.on_end.append(has_ended)
             yield [process.file(kept._notify.fileno()), ended], kernel.now + keeper.LOOK if kept._child else start_at
@@ -394,7 +415,8 @@ class World:
     def run_agent(self, orders: list[int]) -> None:
         assert self.agent is not None
         store = Store(f"{STATE}/state.json")
-        settings = Settings(supervise="systemd", devices_file="/dev/gpus.json")
+        how: Any = "child" if self.plan.parent else "systemd"
+        settings = Settings(supervise=how, devices_file="/dev/gpus.json")
         self.node = Node(settings, Names(), store)
         self.agent.loop.create_task(self.start(self.node, orders))
 
@@ -458,6 +480,9 @@ class World:
             ("mpsagent.gate.handovers", "OURSELVES"): Credentials(1, 0, 0),
             ("mpsagent.agent.gate_keeper", "GateUnits"): lambda: GateUnits(Bus()),
             ("mpsagent.agent.gate_keeper", "write_user_environment"): lambda _: None,
+            ("mpsagent.agent.gate_keeper", "subprocess"): SimpleNamespace(
+                Popen=lambda *_, **__: world.systemd.run_by_agent(), DEVNULL=-3
+            ),
             ("mpsagent.agent.journaling", "log"): telling,
             ("mpsagent.agent.recorder", "log"): telling,
             ("mpsagent.agent.node", "log"): telling,
@@ -512,6 +537,8 @@ class World:
         self.judges.faults.append((self.kernel.now, fault.who))
         if fault.what == "kill":
             self.tell(f"{process} is killed")
+            if fault.who == "gate" and self.systemd.alone:
+                self.judges.faults.append((self.kernel.now, "reinstall"))
             self.kernel.signal(process, 9)
         elif fault.what == "sockets":
             self.tell("somebody removes the public sockets")
