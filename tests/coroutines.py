@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 
@@ -18,3 +18,10 @@ def play(coroutine: Coroutine[Any, Any, Any]) -> Any:
     result = asyncio.run(main())
     assert complaints == []
     return result
+
+
+async def until(true: Callable[[], object]) -> None:
+    """Waits until something is so; the time is a bound for failing, not a speed that is asserted."""
+    async with asyncio.timeout(60):
+        while not true():
+            await asyncio.sleep(0.005)

@@ -5,17 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 
 from campaigns.followed import Followed
-
-
-def until(true: Callable[[], object], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+from tests.waiting import until
 
 
 def test_that_it_stops_goes_on_and_ends_is_written_down() -> None:

@@ -81,11 +81,6 @@ def play(
     return asyncio.run(main())
 
 
-async def until(true: Callable[[], object]) -> None:
-    while not true():
-        await asyncio.sleep(0.01)
-
-
 def node_of(agent: Agent) -> Node:
     """The node of an agent that plays."""
     return _NODES[agent]

@@ -32,6 +32,7 @@ from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
 from mpsagent.system.names import Names
 from tests.agent.stage import A, B, Stage
+from tests.coroutines import until
 
 PYTHON = shutil.which("python3", path="/usr/bin:/bin") or sys.executable
 root = pytest.mark.root
@@ -431,11 +432,6 @@ def test_a_page_that_cannot_be_made_is_not_taken_for_what_is_so(monkeypatch: pyt
         asyncio.get_running_loop().set_exception_handler(lambda loop, what: None)
         showing.start(1.0)
         listening = asyncio.create_task(received.listen(*await asyncio.open_unix_connection(sock=theirs)))
-
-        async def until(true: Callable[[], bool]) -> None:
-            async with asyncio.timeout(60):
-                while not true():
-                    await asyncio.sleep(0.02)
 
         await until(lambda: received.old is None)
         pages.clear()

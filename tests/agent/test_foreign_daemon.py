@@ -15,7 +15,8 @@ import pytest
 
 from mpsagent.agent import node
 from mpsagent.agent.host import Agent
-from tests.agent.inside import node_of, play, topics, until
+from tests.agent.inside import node_of, play, topics
+from tests.coroutines import until
 
 TOPIC = "foreign daemon"
 WAITS = "import sys; print('on', flush=True); sys.stdin.read()"

@@ -36,8 +36,9 @@ from mpsagent.system.control import Problem, ProblemKind
 from mpsagent.system.lock import AlreadyLocked
 from mpsagent.system.names import Names
 from mpsagent.wire import link
-from tests.agent.inside import NoDaemon, node_of, play, records, topics, until
+from tests.agent.inside import NoDaemon, node_of, play, records, topics
 from tests.core.said import knocked
+from tests.coroutines import until
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ import os
 import shutil
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -365,11 +364,3 @@ def serve(backend: StandIn | None = None, bounds: Bounds | None = None, path: Pa
         runner.join(60)
         shutil.rmtree(directory, ignore_errors=True)
     assert not problems, problems
-
-
-def until(true: Callable[[], bool], within: float = 60.0) -> None:
-    """Wait until something is so; a test's only way to wait."""
-    end = time.monotonic() + within
-    while not true():
-        assert time.monotonic() < end, "did not become so in time"
-        time.sleep(0.01)

@@ -16,8 +16,9 @@ import pytest
 
 from mpsagent.api.connections import Bounds
 from mpsagent.cli import client
-from tests.api.stand_in import Served, serve, until
+from tests.api.stand_in import Served, serve
 from tests.lingering import SECONDS, lingering, needs_refusal
+from tests.waiting import until
 
 TIGHT = Bounds(
     connections_per_uid=6,

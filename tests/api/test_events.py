@@ -7,7 +7,7 @@ import json
 import socket
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,7 +23,9 @@ from mpsagent.api.metrics import Metrics
 from mpsagent.api.received import Received
 from mpsagent.cli import client
 from mpsagent.system.names import Names
-from tests.api.stand_in import Served, StandIn, serve, until
+from tests.api.stand_in import Served, StandIn, serve
+from tests.coroutines import until as until_so
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -155,12 +157,6 @@ def test_a_reader_that_hangs_up_is_forgotten(served: Served) -> None:
 def received(place: Path) -> tuple[Everything, Received]:
     one = Received(History(str(place)), Names(), Metrics())
     return Everything(one), one
-
-
-async def until_so(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not true():
-            await asyncio.sleep(0.01)
 
 
 def said(backend: Everything) -> str:

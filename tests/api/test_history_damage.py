@@ -16,7 +16,7 @@ from mpsagent.api import history as module
 from mpsagent.api.database import NAME
 from mpsagent.api.history import History
 from tests.api.history_files import lines, numbers
-from tests.system.conftest import until
+from tests.coroutines import until
 
 pytestmark = pytest.mark.usefixtures("no_leak")
 

@@ -30,7 +30,8 @@ from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Client, Use
 from mpsagent.mps.limits import Limits
 from tests.api.prometheus import program
-from tests.api.stand_in import Served, StandIn, serve, until
+from tests.api.stand_in import Served, StandIn, serve
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "packaging" / "prometheus" / "mpsagent-alerts.yml"

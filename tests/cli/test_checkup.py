@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from mpsagent.cli import checkup
 from mpsagent.cli.checkup import NOTE, OK, PROBLEM, WARNING, Finding
 from mpsagent.mps.rendezvous import HELLO
 from mpsagent.system.directories import NOWHERE
+from tests.waiting import until
 
 DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Tue Sep  2 2026\nGCC version:  gcc 12.2.0\n"
 OPEN_DRIVER = (
@@ -229,13 +229,6 @@ def test_settings_for_all_users_that_lead_past_the_gate(tmp_path: Path) -> None:
 def all_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many others of the kind run on this machine."""
     monkeypatch.setattr(checkup, "SHOWN", 100_000)
-
-
-def until(true: object) -> None:
-    end = time.monotonic() + 60
-    while not true():  # type: ignore[operator]
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.mark.usefixtures("all_named")

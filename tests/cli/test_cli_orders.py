@@ -14,8 +14,9 @@ from click.testing import CliRunner
 from mpsagent.agent.problem import Problem
 from mpsagent.cli import order_text, policy_check
 from mpsagent.cli.verbs import cli
-from tests.api.stand_in import ADMIN, USER, Served, until
+from tests.api.stand_in import ADMIN, USER, Served
 from tests.cli.program import read_on_terminal, run
+from tests.waiting import until
 
 
 def test_terminate_passes_its_options_on(served: Served) -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import until
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE = 15.0
 TRAPS = 'trap "echo HUP" HUP; trap "exit 3" TERM; echo there; while :; do sleep 0.05; done'
@@ -90,13 +92,6 @@ def test_what_nohup_ignores_ends_nothing(start: Callable[..., subprocess.Popen[s
     os.kill(run.pid, signal.SIGTERM)
     answered(orders, 200)
     assert run.wait(PATIENCE) == -signal.SIGTERM
-
-
-def until(true: Callable[[], bool]) -> None:
-    latest = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < latest
-        time.sleep(0.02)
 
 
 class Terminal:

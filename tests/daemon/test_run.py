@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from tests.agent.stage import A, Agent, Stage
 from tests.conformance import rig as rigs
 from tests.lingering import SECONDS, lingering
 from tests.scenes.stage import Api
+from tests.waiting import until
 
 PROGRAM = (sys.executable, "-m", "mpsagent.agent.main")
 POLICY = "[limits]\nthreads = 50\n"
@@ -85,26 +86,19 @@ def systemd(stage: Stage) -> Iterator[Systemd]:
     one.close()
 
 
-def until(what: str, true: Callable[[], object], timeout: float = 60) -> None:
-    end = time.monotonic() + timeout
-    while not true():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
-
-
 def test_it_tells_systemd_what_it_needs_to_know(stage: Stage, systemd: Systemd) -> None:
     """READY only when it is at work, the watchdog while the loop turns, a status that follows what happens; and the
     socket that systemd passed is the one that answers."""
     stage.policy("[limits]\nthreads = 50\n")
     agent = systemd.start(stage, WATCHDOG_USEC="1000000")
-    until("READY=1", lambda: "READY=1" in systemd.hear())
+    until(lambda: "READY=1" in systemd.hear(), "READY=1")
     assert stage.waits_for(agent) == ""
     assert not (stage.place / "elsewhere").exists()
-    until("WATCHDOG=1, again and again", lambda: systemd.hear().count("WATCHDOG=1") > 4)
+    until(lambda: systemd.hear().count("WATCHDOG=1") > 4, "WATCHDOG=1, again and again")
     assert "STATUS=no user has the GPU" in systemd.said
     client = stage.client(A, "sleep", 600)
     client.working()
-    until("the holder in the status", lambda: any("has the GPU with 1 process" in line for line in systemd.hear()))
+    until(lambda: any("has the GPU with 1 process" in line for line in systemd.hear()), "the holder in the status")
     assert systemd.stop() == 0
     assert "STOPPING=1" in systemd.hear()
     assert client.rc is None, "MPS and its clients go on when the agent is stopped"
@@ -115,7 +109,7 @@ def test_requests_wait_while_the_agent_is_away(stage: Stage, systemd: Systemd) -
     """An upgrade must not look like an outage: the connection is accepted by the next agent."""
     stage.policy(POLICY)
     systemd.start(stage)
-    until("READY=1", lambda: "READY=1" in systemd.hear())
+    until(lambda: "READY=1" in systemd.hear(), "READY=1")
     systemd.stop(signal.SIGKILL)
     with socket.socket(socket.AF_UNIX) as early:
         early.connect(str(stage.place / "api"))
@@ -129,7 +123,7 @@ def test_the_watchdog_hears_nothing_from_a_stopped_agent(stage: Stage, systemd: 
     """What the watchdog is for."""
     stage.policy(POLICY)
     systemd.start(stage, WATCHDOG_USEC="600000")
-    until("READY=1", lambda: "READY=1" in systemd.hear())
+    until(lambda: "READY=1" in systemd.hear(), "READY=1")
     assert systemd.process is not None
     systemd.process.send_signal(signal.SIGSTOP)
     systemd.hear()
@@ -137,7 +131,7 @@ def test_the_watchdog_hears_nothing_from_a_stopped_agent(stage: Stage, systemd: 
     time.sleep(1.5)
     assert systemd.hear() == []
     systemd.process.send_signal(signal.SIGCONT)
-    until("it goes on", lambda: "WATCHDOG=1" in systemd.hear())
+    until(lambda: "WATCHDOG=1" in systemd.hear(), "it goes on")
 
 
 def test_a_second_agent_is_refused(stage: Stage) -> None:
@@ -189,7 +183,7 @@ def test_what_is_not_installed_is_said_and_ready_waits_for_nothing(stage: Stage,
     stage.policy(POLICY, control="/nonexistent/nvidia-cuda-mps-control")
     patient = "import sys; from mpsagent.agent import main as one; one.OPENING = 3600.0; sys.exit(one.main())"
     agent = systemd.start(stage, (sys.executable, "-c", patient))
-    until("READY=1", lambda: "READY=1" in systemd.hear())
+    until(lambda: "READY=1" in systemd.hear(), "READY=1")
     stage.until(
         lambda: any("/nonexistent/nvidia-cuda-mps-control" in one for one in agent.api.problems()), "it is said why"
     )

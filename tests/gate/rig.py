@@ -11,8 +11,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,23 +20,13 @@ from mpsagent.mps.limits import Limits
 from mpsagent.mps.rendezvous import CREDENTIALS, DESCRIPTOR, HELLO, Kind, kind_bytes
 from mpsagent.wire.codec import encode
 from mpsagent.wire.link import Admissions, FromAgent, FromGate, User, decode_from_gate
+from tests.waiting import until
 
 A, B, C = 30001, 30002, 30003
 PATIENCE = 60.0
 ROOT = Path(__file__).resolve().parent.parent.parent
 GIB = 1 << 30
 T = TypeVar("T")
-
-
-def wait_for(what: Callable[[], T], patience: float = PATIENCE) -> T:
-    """The first true value of `what`."""
-    limit = time.monotonic() + patience
-    while True:
-        value = what()
-        if value:
-            return value
-        assert time.monotonic() < limit, f"{what} stayed {value!r}"
-        time.sleep(0.005)
 
 
 def limits(threads: float, gigabytes: int = 0) -> Limits:
@@ -121,7 +110,7 @@ class Agent:
 
     def wait(self, cls: type[T], count: int = 1, **more: Any) -> T:
         """The last of `count` such messages."""
-        return wait_for(lambda: found if len(found := self.all(cls, **more)) >= count else None)[count - 1]
+        return until(lambda: found if len(found := self.all(cls, **more)) >= count else None)[count - 1]
 
     def close(self) -> None:
         self.sock.close()
@@ -204,14 +193,14 @@ class Client(Lines):
         self.process.stdin.write(b"more\n")
 
     def waiting(self, count: int = 1) -> None:
-        wait_for(lambda: len(self.saw("waiting")) >= count)
+        until(lambda: len(self.saw("waiting")) >= count)
 
     def stopped(self) -> None:
         """Waits until it has stopped itself: a signal to go on that comes before that is lost."""
-        wait_for(lambda: Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        until(lambda: Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
 
     def served(self, count: int = 1) -> dict[str, Any]:
-        wait_for(lambda: len(self.saw("served")) >= count or self.saw("refused"))
+        until(lambda: len(self.saw("served")) >= count or self.saw("refused"))
         assert not self.saw("refused"), self.saw("refused")
         return self.saw("served")[count - 1]
 
@@ -241,7 +230,7 @@ class Rig:
     def start_daemon(self, *options: str) -> Lines:
         command = [sys.executable, "-I", str(Path(__file__).with_name("stand_in.py")), str(self.hidden), *options]
         self.daemon = Lines(command)
-        wait_for(lambda: self.daemon.saw("ready"))  # type: ignore[union-attr]
+        until(lambda: self.daemon.saw("ready"))  # type: ignore[union-attr]
         return self.daemon
 
     def start_instances(self, *names: str) -> list[Lines]:
@@ -266,10 +255,10 @@ class Rig:
             self.keeper = subprocess.Popen(
                 [sys.executable, "-m", "mpsagent.gate.main", program, *map(str, words)], cwd=ROOT, stderr=errors
             )
-        wait_for(self._answers)
+        until(self._answers)
         if program == "keep":
-            wait_for(self.gate_pid)
-            wait_for(self.link.exists)
+            until(self.gate_pid)
+            until(self.link.exists)
 
     def _answers(self) -> bool:
         assert self.keeper is not None
@@ -288,9 +277,9 @@ class Rig:
 
     def kill_gate(self) -> None:
         """SIGKILL, and wait for the next one."""
-        pid = wait_for(self.gate_pid)
+        pid = until(self.gate_pid)
         os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: self.gate_pid() not in (0, pid))
+        until(lambda: self.gate_pid() not in (0, pid))
 
     def agent(self) -> Agent:
         def attempt() -> Agent | None:
@@ -298,7 +287,7 @@ class Rig:
                 return Agent(self.link)
             return None
 
-        agent = wait_for(attempt)
+        agent = until(attempt)
         self._agents.append(agent)
         return agent
 

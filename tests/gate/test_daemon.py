@@ -10,7 +10,8 @@ import pytest
 from mpsagent.gate.handshake_rescue import SETTLING
 from mpsagent.gate.queue import FIRST_PAUSE
 from mpsagent.wire.link import Failed, Handing, HandshakeSeen, Passed, Refused, Release, User
-from tests.gate.rig import A, B, Rig, admissions, descriptor, introduce, limits, raw, wait_for
+from tests.gate.rig import A, B, Rig, admissions, descriptor, introduce, limits, raw
+from tests.waiting import until
 
 pytestmark = pytest.mark.root
 
@@ -24,7 +25,7 @@ def test_who_has_lost_the_server_while_it_started_is_refused_its_context(rig: Ri
     time.sleep(2 * SETTLING)
     agent.say(Release(client.pid, agent.wait(Passed).start, 1))
     client.more()
-    wait_for(lambda: client.saw("refused"))
+    until(lambda: client.saw("refused"))
     refused = agent.wait(Refused)
     assert (refused.pid, "its server ended while it started" in refused.why) == (client.pid, True)
     later = rig.client(A)
@@ -78,7 +79,7 @@ def test_an_unknown_greeting_is_passed_on_untouched(rig: Rig) -> None:
     sock.connect(str(rig.public / "control"))
     assert sock.recv(64) == greeting
     assert descriptor(introduce(sock))["threads"] == "100.0"
-    acknowledged = wait_for(lambda: daemon.saw("acknowledged"))
+    acknowledged = until(lambda: daemon.saw("acknowledged"))
     assert acknowledged[0]["by"] == [rig.gate_pid(), 0, 0]
     sock.close()
     rig.stop_daemon()
@@ -87,5 +88,5 @@ def test_an_unknown_greeting_is_passed_on_untouched(rig: Rig) -> None:
     raw(rig.public / "control").close()
     agent = rig.agent()
     agent.say(admissions(User(A, "all", limits(30))))
-    wait_for(lambda: agent.all(HandshakeSeen, known=True))
+    until(lambda: agent.all(HandshakeSeen, known=True))
     assert rig.client(A).served()["threads"] == "30.0"

@@ -17,7 +17,8 @@ from mpsagent.gate.frontends import MOST_OF_A_USER, changes, forbidden
 from mpsagent.gate.pacing import SESSION, Rates, answers_cost, command_cost
 from mpsagent.mps.rendezvous import END, Answer, Exit, Kind, command_messages, decode_answer
 from mpsagent.wire.link import FrontEnd, User
-from tests.gate.rig import A, B, C, Rig, admissions, introduce, limits, raw, wait_for
+from tests.gate.rig import A, B, C, Rig, admissions, introduce, limits, raw
+from tests.waiting import until
 
 CONTAINER = ("unshare", "--pid", "--fork", "--kill-child")
 """Before a command: what is root of a container to the kernel."""
@@ -268,7 +269,7 @@ def test_more_front_ends_than_a_user_may_have_are_told_so(rig: Rig) -> None:
         sock.send(END)
         return answers(sock) == (["100.0"], 0)
 
-    wait_for(answered)
+    until(answered)
 
 
 @pytest.mark.root
@@ -331,7 +332,7 @@ def test_who_asks_without_end_is_paced_and_no_one_else(rig: Rig, who: str) -> No
     paced, prefix = (A, ()) if who == "user" else (0, CONTAINER)
     with subprocess.Popen(words_of(rig, paced, *many, prefix=prefix), stdout=subprocess.DEVNULL) as asking:
         try:
-            wait_for(lambda: len(daemon.saw("command", uid=paced, text="get_server_list")) >= BURST)
+            until(lambda: len(daemon.saw("command", uid=paced, text="get_server_list")) >= BURST)
             assert as_user(rig, B, "get_server_list") == (["77"], 0)
             rig.client(C).served()
             assert as_user(rig, 0, *many) == (["77"] * len(many), 0)
@@ -414,7 +415,7 @@ def test_a_setting_does_not_come_between_the_limits_and_the_hand_over(rig: Rig) 
     """Nor does a question between the descriptor and the acknowledgement: MPS would not answer it."""
     daemon, _ = rig.start(admissions(User(A, "all", limits(30))))
     stopped = rig.client(A, "stop")
-    wait_for(lambda: daemon.saw("gave", uid=A))
+    until(lambda: daemon.saw("gave", uid=A))
     sock = front_end(rig)
     ask(sock, "get_default_active_thread_percentage", "set_default_active_thread_percentage 90")
     sock.send(END)

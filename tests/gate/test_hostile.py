@@ -18,8 +18,9 @@ import pytest
 from mpsagent.gate.public import AT_A_TIME, MOST_UNFINISHED_OF_A_USER, STORED
 from mpsagent.gate.queue import MOST_HELD, MOST_HELD_OF_A_USER
 from mpsagent.wire.link import Knock, Refused, Synced, User
-from tests.gate.rig import A, B, Rig, admissions, descriptor, introduce, limits, raw, wait_for
+from tests.gate.rig import A, B, Rig, admissions, descriptor, introduce, limits, raw
 from tests.lingering import SECONDS, lingering, needs_refusal
+from tests.waiting import until
 
 pytestmark = pytest.mark.root
 
@@ -109,12 +110,12 @@ def test_others_are_served_beside(rig: Rig, how: str) -> None:
     with hostile(rig, how):
         rig.client(A).served()
         # who sends descriptors is a client otherwise, and held; what was sent along is not even installed
-        wait_for(lambda: descriptors(pid) <= usual + 20 + 500)
+        until(lambda: descriptors(pid) <= usual + 20 + 500)
     # nothing of it stays behind, neither here nor in the store
     assert rig.keeper is not None
-    wait_for(lambda: descriptors(pid) <= usual + 4)
+    until(lambda: descriptors(pid) <= usual + 4)
     keeper = rig.keeper.pid
-    wait_for(lambda: descriptors(keeper) <= 20)
+    until(lambda: descriptors(keeper) <= 20)
     assert rig.gate_pid() == pid
 
 
@@ -127,7 +128,7 @@ def test_who_says_nothing_holds_so_many_descriptors_and_then_loses_the_oldest(ri
         rig.client(A).served()
         assert descriptors(pid) <= usual + 20 + MOST_UNFINISHED_OF_A_USER
         assert descriptors(pid) >= usual + MOST_UNFINISHED_OF_A_USER // 2, "they are still there"
-    wait_for(lambda: descriptors(pid) <= usual + 4)
+    until(lambda: descriptors(pid) <= usual + 4)
 
 
 def test_a_crowd_of_one_user_that_is_greeted_together_is_heard_out(rig: Rig) -> None:
@@ -137,7 +138,7 @@ def test_a_crowd_of_one_user_that_is_greeted_together_is_heard_out(rig: Rig) -> 
         crowd = [stack.enter_context(raw(rig.public / "control")) for _ in range(300)]
         for one in crowd:
             introduce(one)
-        wait_for(lambda: len(agent.all(Knock)) == len(crowd))
+        until(lambda: len(agent.all(Knock)) == len(crowd))
 
 
 def test_a_user_who_reconnects_without_end_keeps_nobody_out(rig: Rig) -> None:
@@ -172,7 +173,7 @@ def test_two_thousand_are_held_come_back_and_are_served_in_order(rig: Rig) -> No
             for sock in socks[:30]:  # of one process: a server takes 48 contexts
                 descriptor(sock)
             rig.client(A).waiting()
-        wait_for(lambda: len(daemon.saw("acknowledged")) >= 30)
+        until(lambda: len(daemon.saw("acknowledged")) >= 30)
     finally:
         for sock in socks:
             sock.close()
@@ -378,7 +379,7 @@ def test_while_too_many_wait_to_be_closed_no_more_are_accepted_and_root_is(
     for _ in range(10 * AT_A_TIME):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
             sock.connect(str(rig.public / "control"))
-    wait_for(lambda: descriptors(rig.gate_pid()) > most)
+    until(lambda: descriptors(rig.gate_pid()) > most)
     for _ in range(20):  # it has had time to accept them all
         raw(rig.public / "control_privileged").close()
     assert descriptors(rig.gate_pid()) <= usual + most + 2 * AT_A_TIME + 20

@@ -26,8 +26,9 @@ from mpsagent.wire.link import (
     decode_from_agent,
 )
 from tests.gate.queues import Asked
-from tests.gate.rig import A, Agent, B, C, Lines, Rig, admissions, limits, wait_for
+from tests.gate.rig import A, Agent, B, C, Lines, Rig, admissions, limits
 from tests.gate.test_front_ends import as_user
+from tests.waiting import until
 
 ONE, TWO = "gpu0", "gpu1"
 
@@ -144,7 +145,7 @@ def test_a_gate_that_is_killed_finds_each_one_where_it_was_without_an_agent(rig:
     a.served(), b.served()
     agent.wait(Passed, 2)
     held = rig.waiting_client(C)
-    wait_for(lambda: state.load(rig.state, TWO))
+    until(lambda: state.load(rig.state, TWO))
     agent.close()
     rig.kill_gate()
     a.more(), b.more()

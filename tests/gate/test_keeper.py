@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from mpsagent.wire.link import Knock, Synced, User
-from tests.gate.rig import ROOT, A, B, Rig, admissions, limits, wait_for
+from tests.gate.rig import ROOT, A, B, Rig, admissions, limits
+from tests.waiting import until
 
 pytestmark = pytest.mark.root
 
@@ -37,7 +38,7 @@ def test_a_gate_that_cannot_start_is_tried_again_and_clients_wait_in_the_backlog
     with rig.errors.open("wb") as errors:
         command = [sys.executable, "-m", "mpsagent.gate.main", "keep", *map(str, words)]
         rig.keeper = subprocess.Popen(command, cwd=ROOT, stderr=errors)
-    wait_for(lambda: rig.errors.read_text().count("started again") >= 2)
+    until(lambda: rig.errors.read_text().count("started again") >= 2)
     assert "exit status 1" in rig.errors.read_text()
     assert "No such file or directory" in rig.errors.read_text()
     client = rig.client(A)
@@ -59,7 +60,7 @@ def test_public_sockets_that_were_removed_are_made_again_and_who_waits_goes_on_w
             shutil.rmtree(rig.public)
         else:
             (rig.public / gone).unlink()
-        wait_for(lambda: rig.errors.read_text().count("are made again") == times)  # noqa: B023
+        until(lambda: rig.errors.read_text().count("are made again") == times)  # noqa: B023
     after = [rig.waiting_client(B) for _ in range(2)]
     rig.agent().say(admissions(User(A, "all", limits(30)), User(B, "all", limits(30))))
     for one in (held, *after):
@@ -72,12 +73,12 @@ def test_a_public_directory_that_another_has_made_in_its_place_is_not_used(rig: 
     shutil.rmtree(rig.public)
     rig.public.mkdir()
     os.chown(rig.public, A, A)
-    wait_for(lambda: f"belongs to user {A}" in rig.errors.read_text())
+    until(lambda: f"belongs to user {A}" in rig.errors.read_text())
     time.sleep(1.5)
     assert list(rig.public.iterdir()) == []
     assert rig.errors.read_text().count("cannot be made again") == 1
     shutil.rmtree(rig.public)
-    wait_for((rig.public / "control").exists)
+    until((rig.public / "control").exists)
 
 
 def test_only_its_own_child_puts_something_into_its_store(rig: Rig) -> None:
@@ -95,12 +96,12 @@ def test_only_its_own_child_puts_something_into_its_store(rig: Rig) -> None:
     os.close(read)
     os.close(write)
     client = rig.waiting_client(A)
-    wait_for(lambda: len(kept(rig) - before) == 1)
+    until(lambda: len(kept(rig) - before) == 1)
     rig.kill_gate()
     agent = rig.agent()
     agent.wait(Synced)
     assert [one.pid for one in agent.all(Knock)] == [client.pid]
-    wait_for(lambda: len(kept(rig) - before) == 1)
+    until(lambda: len(kept(rig) - before) == 1)
 
 
 def test_its_store_can_be_reached_by_root_only(rig: Rig) -> None:

@@ -8,7 +8,8 @@ import signal
 import pytest
 
 from mpsagent.wire.link import Failed, Known, Passed, Synced, User
-from tests.gate.rig import A, B, Rig, admissions, limits, wait_for
+from tests.gate.rig import A, B, Rig, admissions, limits
+from tests.waiting import until
 
 pytestmark = pytest.mark.root
 
@@ -18,7 +19,7 @@ def test_a_hand_over_that_was_cut_while_a_server_started_goes_on(rig: Rig) -> No
     told (seen on an H100)."""
     daemon, agent = rig.start(admissions(others=User(0, "all", limits(30, 4))), f"start={rig.directory}/started")
     client = rig.waiting_client(A)
-    wait_for(lambda: daemon.saw("starting"))
+    until(lambda: daemon.saw("starting"))
     rig.kill_gate()
     agent = rig.agent()
     agent.wait(Synced)
@@ -37,15 +38,15 @@ def test_a_hand_over_that_was_cut_after_the_descriptor_counts_as_passed(rig: Rig
     """The client is stopped with its descriptor: the next gate finds that in its socket, and knows its process."""
     daemon, agent = rig.start(admissions(others=User(0, "all", limits(30, 4))))
     client = rig.client(A, "stop")
-    wait_for(lambda: daemon.saw("gave", uid=A))
+    until(lambda: daemon.saw("gave", uid=A))
     rig.kill_gate()
     client.stopped()
     os.kill(client.pid, signal.SIGCONT)
     client.served()
     agent = rig.agent()
-    wait_for(lambda: agent.all(Known, pid=client.pid) or agent.all(Passed, pid=client.pid) or resync(rig, client.pid))
+    until(lambda: agent.all(Known, pid=client.pid) or agent.all(Passed, pid=client.pid) or resync(rig, client.pid))
     assert len(client.saw("served")) == 1
-    wait_for(lambda: daemon.saw("acknowledged", uid=A))
+    until(lambda: daemon.saw("acknowledged", uid=A))
     assert not daemon.saw("hung up", uid=A)
     rig.client(B).served()
 
@@ -58,7 +59,7 @@ def test_a_hand_over_that_was_cut_after_a_false_acknowledgement_is_finished_by_t
     daemon, _ = rig.start(admissions(others=User(0, "all", limits(30, 4))))
     rig.client(B).served()
     liar = rig.client(A, "lie")
-    wait_for(lambda: daemon.saw("acknowledged", uid=A))
+    until(lambda: daemon.saw("acknowledged", uid=A))
     if dies:
         os.kill(rig.gate_pid(), signal.SIGSTOP)
         liar.end()
@@ -67,7 +68,7 @@ def test_a_hand_over_that_was_cut_after_a_false_acknowledgement_is_finished_by_t
         failed = rig.agent().wait(Failed, uid=A)
         assert (failed.pid, failed.lost) == (liar.pid, True)
     rig.client(B).served()
-    wait_for(lambda: daemon.saw("met", uid=A))
+    until(lambda: daemon.saw("met", uid=A))
     assert [(one["pid"], one["well"]) for one in daemon.saw("met", uid=A)] == [(rig.gate_pid(), True)]
     assert not daemon.saw("stuck")
     assert not daemon.saw("gone", uid=B)

@@ -26,7 +26,8 @@ from mpsagent.wire.link import (
     Synced,
     User,
 )
-from tests.gate.rig import A, B, C, Lines, Rig, admissions, everybody, introduce, limits, raw, wait_for
+from tests.gate.rig import A, B, C, Lines, Rig, admissions, everybody, introduce, limits, raw
+from tests.waiting import until
 
 pytestmark = pytest.mark.root
 
@@ -58,7 +59,7 @@ def test_a_client_is_held_until_it_is_admitted_and_gets_exactly_its_limits(rig: 
     assert (gave["pid"], gave["uid"], gave["gid"]) == (rig.gate_pid(), A, A)
     (met,) = daemon.saw("met")
     assert (met["pid"], met["uid"], met["well"]) == (client.pid, A, True)
-    (acknowledged,) = wait_for(lambda: daemon.saw("acknowledged"))
+    (acknowledged,) = until(lambda: daemon.saw("acknowledged"))
     assert acknowledged["data"] == "00000000"
     assert acknowledged["by"] == [rig.gate_pid(), A, A]
     assert agent.wait(HandshakeSeen).known
@@ -99,7 +100,7 @@ def test_a_client_that_is_stopped_with_its_descriptor_is_waited_for(rig: Rig) ->
     waiting = rig.waiting_client(B)
     agent.wait(Knock, pid=waiting.pid)
     stopped = rig.client(A, "stop")
-    wait_for(lambda: daemon.saw("gave", uid=A))
+    until(lambda: daemon.saw("gave", uid=A))
     agent.say(admissions(others=everybody()))
     time.sleep(0.3)
     assert not agent.all(Passed)
@@ -165,9 +166,9 @@ def test_a_client_that_leaves_with_its_descriptor_and_lives_counts_until_it_ends
     again = rig.agent()
     again.wait(Synced)
     assert [one.pid for one in again.all(Known)] == [client.pid]
-    (met,) = wait_for(lambda: daemon.saw("met"))
+    (met,) = until(lambda: daemon.saw("met"))
     assert (met["pid"], met["uid"], met["well"]) == (rig.gate_pid(), A, True)
-    wait_for(lambda: daemon.saw("gone", uid=A))
+    until(lambda: daemon.saw("gone", uid=A))
     waiting = rig.waiting_client(B)
     again.wait(Knock, pid=waiting.pid)
     assert not waiting.saw("served")
@@ -239,7 +240,7 @@ def test_a_release_that_crosses_a_hand_over_does_not_make_room_for_another_proce
     os.kill(client.pid, signal.SIGCONT)
     client.served()
     client.more()
-    wait_for(lambda: len(daemon.saw("gave", uid=A)) == 2)
+    until(lambda: len(daemon.saw("gave", uid=A)) == 2)
     client.stopped()
     agent.say(Release(client.pid, agent.wait(Knock, pid=client.pid).start))
     agent.say(admissions(User(A, "all", limits(30), max_clients=1), number=7))
@@ -285,7 +286,7 @@ def test_the_agent_may_come_late_go_and_be_replaced(rig: Rig) -> None:
     assert second.all(Known)[0].limits == limits(30)
     assert not select.select([second.pidfds["known", served.pid]], [], [], 0)[0]
     assert second.all(Knock)[0].pid == waiting.pid
-    wait_for(lambda: first.sock.recv(1 << 17) == b"")
+    until(lambda: first.sock.recv(1 << 17) == b"")
     second.close()
     rig.client(A).served()
     assert not waiting.saw("served")
@@ -323,5 +324,5 @@ def test_an_agent_that_talks_nonsense_is_cut_off_and_the_next_one_served(rig: Ri
     agent = rig.agent()
     agent.wait(Synced)
     agent.sock.send(b'{"kind":"admissions","open":"yes"}')
-    wait_for(lambda: agent.sock.recv(1 << 17) == b"")
+    until(lambda: agent.sock.recv(1 << 17) == b"")
     rig.agent().wait(Synced)

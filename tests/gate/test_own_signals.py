@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.gate.rig import A, Rig, wait_for
+from tests.gate.rig import A, Rig
+from tests.waiting import until
 
 pytestmark = pytest.mark.root
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,7 +68,7 @@ def victims() -> Iterator[list[subprocess.Popen[bytes]]]:
     """One of root and one of a user."""
     become = ["setpriv", f"--reuid={A}", f"--regid={A}", "--clear-groups"]
     found = [subprocess.Popen([*prefix, "sleep", "600"]) for prefix in ([], become)]
-    wait_for(lambda: os.stat(f"/proc/{found[1].pid}").st_uid == A)
+    until(lambda: os.stat(f"/proc/{found[1].pid}").st_uid == A)
     yield found
     for one in found:
         one.kill()

@@ -10,8 +10,9 @@ import time
 
 import pytest
 
-from tests.gate.rig import A, B, Rig, admissions, limits, wait_for
+from tests.gate.rig import A, B, Rig, admissions, limits
 from tests.sim.conftest import Mps, mps, programs
+from tests.waiting import until
 
 __all__ = ["mps", "programs"]
 
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.root
 
 def test_pass_lets_everybody_in_with_the_fail_safe_limits(rig: Rig) -> None:
     rig.start(admissions(fail_safe=limits(15, 2)))
-    wait_for((rig.state / "admissions.json").exists)
+    until((rig.state / "admissions.json").exists)
     assert rig.keeper is not None
     rig.keeper.terminate()
     rig.keeper.wait()

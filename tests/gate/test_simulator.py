@@ -13,8 +13,9 @@ import pytest
 from mpsagent.mps.limits import Limits
 from mpsagent.mps.units import multiprocessors_for_percent
 from mpsagent.wire.link import Applied, Refused, User
-from tests.gate.rig import Agent, Rig, admissions, rigs, wait_for
+from tests.gate.rig import Agent, Rig, admissions, rigs
 from tests.sim.conftest import A, B, C, Client, Mps, mps, programs
+from tests.waiting import until
 
 __all__ = ["mps", "programs"]
 
@@ -72,7 +73,7 @@ def test_one_process_that_makes_contexts_without_end_beside_others(gated: Gated,
     time.sleep(2.5)  # MPS is asked several times meanwhile
     assert [one.process.poll() for one in late] == [None, None, None]
     # the gate asks, too, and a front-end beside another one is turned away
-    listed = wait_for(lambda: gated.mps.run("get_device_client_list")[1])
+    listed = until(lambda: gated.mps.run("get_device_client_list")[1])
     assert listed.count(f"{greedy.pid}.") == 4
     beside[0].process.kill()
     for client in late[0], late[2]:
@@ -93,10 +94,10 @@ def test_a_client_that_comes_in_a_fault_is_held_though_no_agent_says_so(gated: G
     leftover.saw(r"\] sms ")
     assert gated.client(A, "oob", "0.2").end() == 17
     server = gated.mps.server()
-    wait_for(lambda: gated.mps.run(f"get_server_status {server}")[1] == "FAULT\n")
+    until(lambda: gated.mps.run(f"get_server_status {server}")[1] == "FAULT\n")
     asked = len(gated.mps.log("control.log"))
     later = [gated.client(A, "query") for _ in range(3)]
-    wait_for(lambda: gated.mps.log("control.log")[asked:].count(f"Cmd:get_server_status {server}") >= 3)
+    until(lambda: gated.mps.log("control.log")[asked:].count(f"Cmd:get_server_status {server}") >= 3)
     assert "ERROR" not in "".join(client.text() for client in later)
     os.kill(leftover.pid, signal.SIGKILL)
     for client in later:

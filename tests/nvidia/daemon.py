@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from mpsagent.mps import rendezvous as rv
 from mpsagent.mps.events import Line
 from mpsagent.mps.loglines import LogParser
 from tests.nvidia.fetch import Driver
+from tests.waiting import until
 
 SO_PASSCRED, SCM_CREDENTIALS = 16, 2
 LIMIT = 60.0
@@ -265,15 +265,6 @@ def result(process: subprocess.Popen[str]) -> int:
     """What ``cuInit`` returned."""
     out, _ = process.communicate(timeout=LIMIT)
     return int(out)
-
-
-def until(happened: object, what: str) -> None:
-    """Wait for a callable to say true; LIMIT seconds, then AssertionError."""
-    end = time.monotonic() + LIMIT
-    assert callable(happened)
-    while not happened():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
 
 
 def _peer(connection: socket.socket) -> int:

@@ -15,7 +15,8 @@ import pytest
 from campaigns import both_ways
 from mpsagent.mps import rendezvous as rv
 from mpsagent.system.frontend import FrontEnd, Reply, Status
-from tests.nvidia.daemon import Daemon, until
+from tests.nvidia.daemon import Daemon
+from tests.waiting import until
 
 pytestmark = pytest.mark.root
 

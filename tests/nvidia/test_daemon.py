@@ -12,8 +12,9 @@ import pytest
 from mpsagent.mps import events as ev
 from mpsagent.mps import rendezvous as rv
 from tests.nvidia import abilities
-from tests.nvidia.daemon import LIMIT, USER, Daemon, Session, client, result, until
+from tests.nvidia.daemon import LIMIT, USER, Daemon, Session, client, result
 from tests.nvidia.page import saw
+from tests.waiting import until
 
 pytestmark = pytest.mark.root
 

@@ -12,8 +12,9 @@ import pytest
 
 from mpsagent.mps import rendezvous as rv
 from tests.nvidia import abilities
-from tests.nvidia.daemon import USER, Daemon, Session, until
+from tests.nvidia.daemon import USER, Daemon, Session
 from tests.nvidia.page import saw
+from tests.waiting import until
 
 pytestmark = pytest.mark.root
 

@@ -24,10 +24,11 @@ from mpsagent.mps import rendezvous as rv
 from mpsagent.mps.limits import Limits
 from mpsagent.wire.link import Failed, Handing, Knock, Left, Refuse, User
 from mpsagent.wire.link import FrontEnd as FrontEndReport
-from tests.gate.rig import Rig, admissions, limits, rigs, wait_for
+from tests.gate.rig import Rig, admissions, limits, rigs
 from tests.nvidia import abilities
-from tests.nvidia.daemon import LIMIT, USER, Daemon, Session, as_user, client, front_end, result, until
+from tests.nvidia.daemon import LIMIT, USER, Daemon, Session, as_user, client, front_end, result
 from tests.nvidia.fetch import Driver
+from tests.waiting import until
 
 pytestmark = pytest.mark.root
 
@@ -237,7 +238,7 @@ def test_an_admitted_client_reaches_the_daemon_as_its_user(gated: Gated) -> None
 def test_the_daemon_is_changed_while_clients_wait(gated: Gated, daemons: Callable[..., Daemon]) -> None:
     """Held clients do not notice that the daemon ends; front-ends are told."""
     waiting = [gated.client(uid) for uid in (USER, OTHER)]
-    wait_for(lambda: len(gated.agent.all(Knock)) == 2)
+    until(lambda: len(gated.agent.all(Knock)) == 2)
     assert gated.front_end("quit\n").returncode == 0
     until(lambda: not gated.daemon.alive, "quit did not reach the daemon")
     asked = gated.front_end(PERCENTAGE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import stat
@@ -92,12 +91,3 @@ def zombies() -> list[str]:
             if fields[0] == "Z" and int(fields[1]) == os.getpid():
                 found.append(name)
     return found
-
-
-async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    """Waits for a condition; the time is a bound for failing, not a speed that is asserted."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + seconds
-    while not condition():
-        assert loop.time() < end, "it did not come to pass"
-        await asyncio.sleep(0.005)

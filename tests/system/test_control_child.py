@@ -19,8 +19,9 @@ from mpsagent.system.control import PID_FILE, Problem, ProblemKind, Running
 from mpsagent.system.control_child import ControlChild
 from mpsagent.system.control_search import Foreign, foreign, prove
 from mpsagent.system.directories import directories, listener_of, prepare_hidden, prepare_log
+from tests.coroutines import until
 from tests.nvidia.fetch import Unavailable, get
-from tests.system.conftest import MakeProgram, Play, until
+from tests.system.conftest import MakeProgram, Play
 
 pytestmark = pytest.mark.usefixtures("no_leak")
 

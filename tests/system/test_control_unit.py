@@ -15,7 +15,8 @@ import pytest
 from mpsagent.system import control_unit
 from mpsagent.system.control import PID_FILE, Problem, ProblemKind, Running
 from mpsagent.system.control_unit import ControlUnit, UnitState, write_environment
-from tests.system.conftest import MakeProgram, until
+from tests.coroutines import until
+from tests.system.conftest import MakeProgram
 
 pytestmark = pytest.mark.usefixtures("no_leak")
 

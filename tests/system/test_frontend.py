@@ -19,7 +19,8 @@ import pytest
 
 from mpsagent.mps import rendezvous as rv
 from mpsagent.system.frontend import FrontEnd, Status
-from tests.system.conftest import MakeProgram, Play, until, zombies
+from tests.coroutines import until
+from tests.system.conftest import MakeProgram, Play, zombies
 
 pytestmark = pytest.mark.usefixtures("no_leak")
 OTHER_GREETING = b"OUTBHELM\0"

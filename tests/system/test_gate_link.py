@@ -30,7 +30,7 @@ from mpsagent.wire.link import (
     Synced,
     decode_from_agent,
 )
-from tests.system.conftest import until
+from tests.coroutines import until
 
 pytestmark = pytest.mark.usefixtures("no_leak")
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from mpsagent.system.hooks import refused, run_hook
-from tests.system.conftest import Play, until
+from tests.coroutines import until
+from tests.system.conftest import Play
 
 pytestmark = pytest.mark.usefixtures("no_leak")
 

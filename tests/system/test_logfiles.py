@@ -15,7 +15,7 @@ import pytest
 
 from mpsagent.system import log_heads, logfiles
 from mpsagent.system.logfiles import Chunk, LogFollower, Position, at_position, find_start, find_time
-from tests.system.conftest import until
+from tests.coroutines import until
 
 pytestmark = pytest.mark.usefixtures("no_leak")
 

@@ -19,7 +19,8 @@ from mpsagent.system import names as module
 from mpsagent.system import threads
 from mpsagent.system.names import Names
 from mpsagent.system.threads import in_thread
-from tests.system.conftest import Play, until
+from tests.coroutines import until
+from tests.system.conftest import Play
 
 
 async def test_a_real_user_with_his_groups() -> None:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +18,9 @@ import pytest
 from mpsagent.gate.identity import ids, start_time
 from mpsagent.system.processes import Process
 from tests.conformance.backends import other_users_python
+from tests.coroutines import until
 from tests.setuid import become, setuid_python
-from tests.system.conftest import until
+from tests.waiting import until as waits_until
 
 ROOT = os.geteuid() == 0
 A_USER, ANOTHER_USER = 30001, 30002
@@ -86,9 +86,9 @@ def test_signals_arrive_and_ended_processes_get_none(sleeper: subprocess.Popen[b
     process = Process.open(sleeper.pid)
     assert process is not None
     assert process.send(signal.SIGSTOP) is None
-    _wait(process.stopped)
+    waits_until(process.stopped)
     assert process.send(signal.SIGKILL) is None
-    _wait(lambda: not process.alive)
+    waits_until(lambda: not process.alive)
     assert process.send(signal.SIGTERM) == f"process {sleeper.pid} has already ended"
     assert process.cpu_seconds() is None
     assert not process.stopped()
@@ -199,17 +199,10 @@ def test_cpu_seconds_grow_with_work() -> None:
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     process = Process.open(child.pid)
     assert process is not None
-    _wait(lambda: (process.cpu_seconds() or 0) > 0.2)
+    waits_until(lambda: (process.cpu_seconds() or 0) > 0.2)
     process.close()
     child.kill()
     child.wait()
-
-
-def _wait(condition: object) -> None:
-    end = time.monotonic() + 60
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 async def test_a_pidfd_from_elsewhere_is_held_when_it_is_the_one_that_was_said() -> None:

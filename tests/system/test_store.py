@@ -18,7 +18,8 @@ import pytest
 
 from mpsagent.system import store as module
 from mpsagent.system.store import Part, Store
-from tests.system.conftest import Play, until
+from tests.coroutines import until
+from tests.system.conftest import Play
 
 ROOT = Path(__file__).resolve().parents[2]
 
