@@ -209,7 +209,7 @@ def test_the_agent_holds_no_process_of_those_who_were_refused(monkeypatch: pytes
 
 @pytest.mark.parametrize("seed", [13, 111])
 def test_a_server_that_is_stopped_as_it_meets_a_client_and_killed_later_costs_no_limit_and_no_time(seed: int) -> None:
-    """As hour 780000723. The gate looked for 0.1 s whether it ended: the client's next context had no memory limit (seed
+    """Hour 780000723. The gate looked for 0.1 s whether it ended: the client's next context had no memory limit (seed
     111), or MPS waited for one that was killed meanwhile (13)."""
     comings = (
         Coming(2.0, 2001, 0.2, 3),
