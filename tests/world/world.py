@@ -553,7 +553,7 @@ class World:
         else:
             seconds = self.chance.choice((0.05, 0.5, 3.0, 15.0))
             self.tell(f"{process} is stopped for {seconds:g} s")
-            self.judges.stopped = self.kernel.now
+            self.judges.stops.append(self.kernel.now)
             self.goes_on = max(self.goes_on, self.kernel.now + seconds)
             self.kernel.signal(process, 19)
             self.kernel.after(seconds, self.kernel.signal, process, 18)
