@@ -145,6 +145,7 @@ class Program:
             (os.killpg if needs else os.kill)(os.getpgrp() if needs else os.getpid(), signal.SIGSTOP)
             if needs:
                 terminal_goes(os.getpgrp(), self.pid)
+        signal.sigtimedwait({signal.SIGCONT}, 0)  # passed on here, and not once more behind a Ctrl-Z that comes now
         self._send(signal.SIGCONT)
 
     def _end(self, number: int) -> None:
