@@ -17,9 +17,11 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from mpsagent.mps.rendezvous import HELLO
 from mpsagent.system import directories
-from mpsagent.system.control_search import all_pids, environment, mount_namespace
+from mpsagent.system.control_search import environment, mount_namespace
 from mpsagent.system.prepare import entry_problem
 
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
@@ -231,7 +233,7 @@ def processes(public: str, ours: Iterable[int] = ()) -> Iterator[Finding]:
     here, skipped = mount_namespace("self"), {os.getpid(), *ours}
     elsewhere: list[str] = []
     without: list[str] = []
-    for pid in all_pids():
+    for pid in psutil.pids():
         given = None if pid in skipped else environment(pid)
         if given is None or _is_mps(pid):
             continue
