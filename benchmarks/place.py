@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from demo.stage import Stage, StageError
 from mpsagent.gate.pacing import NEW_CLIENTS
 
@@ -81,14 +83,12 @@ def knocking(node: Stage, uid: int, count: int) -> subprocess.Popen[bytes]:
 
 def rss(pid: int) -> int:
     """Resident memory in KiB."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
+    return int(psutil.Process(pid).memory_info().rss) // 1024
 
 
 def cpu(pid: int) -> float:
     """Seconds of CPU time, children that have ended included."""
-    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return sum(psutil.Process(pid).cpu_times()[:4])
 
 
 def shares(pids: list[int], seconds: float) -> list[float]:
@@ -107,8 +107,8 @@ def agent_and_gate(node: Stage) -> list[int]:
 def api_pid(node: Stage) -> int:
     """Without systemd the api is a child of the agent."""
     assert node.agent is not None
-    children = Path(f"/proc/{node.agent.pid}/task/{node.agent.pid}/children").read_text().split()
-    return next(int(pid) for pid in children if b"mpsagent.api.main" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    children = psutil.Process(node.agent.pid).children()
+    return next(one.pid for one in children if "mpsagent.api.main" in one.cmdline())
 
 
 def bare_rss() -> int:

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
+
 from campaigns.begin import Broken, say_facts
 from tests.conformance import rig as rigs
 from tests.scenes.stage import Agent, Client, Machine, Stage, StageError
@@ -272,9 +274,8 @@ def all_of(threads: Sequence[threading.Thread]) -> None:
 
 def processor_of(pid: int) -> float:
     """Seconds of processor time."""
-    with contextlib.suppress(OSError, IndexError):
-        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+    with contextlib.suppress(psutil.Error):
+        return sum(psutil.Process(pid).cpu_times()[:2])
     return 0.0
 
 

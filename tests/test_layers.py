@@ -247,6 +247,14 @@ def test_the_api_has_no_engine() -> None:
     assert {f"mpsagent.{name}" for name in of_agent}.isdisjoint(done.stdout.split())
 
 
+@pytest.mark.parametrize("name", ["gate.main", "api.main", "system.control_start", "system.compute_mode"])
+def test_psutil_is_not_loaded_where_the_kernel_alone_is_believed(name: str) -> None:
+    """Nor by the api, which looks at no process, nor with all rights beside NVIDIA's daemon."""
+    code = f"import sys, mpsagent.{name}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert "psutil" not in done.stdout.split()
+
+
 BAD_MODULES = {
     "a clock in mps": ("mps/bad.py", "import time\n", "not pure"),
     "the system in mps": ("mps/bad.py", "from os import path\n", "not pure"),

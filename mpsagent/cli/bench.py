@@ -214,6 +214,7 @@ def _nobody_works(path: str) -> None:
     """Ends here when a process computes on a GPU, or waits for it, that is not ours."""
     import asyncio
 
+    from mpsagent.cli.checkup import is_mps
     from mpsagent.system.nvml import Nvml
 
     async def ask_nvml() -> int:
@@ -222,7 +223,7 @@ def _nobody_works(path: str) -> None:
             found = await nvml.processes()
         finally:
             nvml.close()
-        return 0 if isinstance(found, str) else len({one.pid for one in found if "mps-server" not in _command(one.pid)})
+        return 0 if isinstance(found, str) else len({one.pid for one in found if not is_mps(one.pid)})
 
     count = asyncio.run(ask_nvml())
     with suppress(client.Unreachable, client.Refused):
@@ -232,13 +233,6 @@ def _nobody_works(path: str) -> None:
         click.echo(f"mpsagent-cli: {who} on this node's GPUs, or wait for them (mpsagent-cli clients); --anyway "
                    "measures beside them, and slows them down", err=True)  # fmt: skip
         sys.exit(ask.UNHEALTHY)
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text()
-    except OSError:
-        return ""
 
 
 def _announce(count: int, seconds: float, yes: bool, simulated: bool) -> None:

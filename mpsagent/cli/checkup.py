@@ -17,9 +17,11 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from mpsagent.mps.rendezvous import HELLO
 from mpsagent.system import directories
-from mpsagent.system.control_search import all_pids, environment, mount_namespace
+from mpsagent.system.control_search import environment, mount_namespace
 from mpsagent.system.prepare import entry_problem
 
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
@@ -130,7 +132,7 @@ def public_directory(path: str) -> Iterator[Finding]:
     yield from wrong or [Finding(OK, topic, path)]
     stale = sorted(set(_names(Path(path))) & (set(directories.DAEMON_NAMES) - {"control", "control_privileged"}))
     listener = directories.listener_of(f"{path}/control")
-    if stale and not (listener and _is_mps(listener[0])):
+    if stale and not (listener and is_mps(listener[0])):
         what = f"{', '.join(stale)} in {path}: left by a control daemon that has ended"
         yield Finding(NOTE, topic, what, f"cd {path} && rm {' '.join(stale)}")
 
@@ -231,9 +233,9 @@ def processes(public: str, ours: Iterable[int] = ()) -> Iterator[Finding]:
     here, skipped = mount_namespace("self"), {os.getpid(), *ours}
     elsewhere: list[str] = []
     without: list[str] = []
-    for pid in all_pids():
+    for pid in psutil.pids():
         given = None if pid in skipped else environment(pid)
-        if given is None or _is_mps(pid):
+        if given is None or is_mps(pid):
             continue
         wanted = given.get(PIPE)
         nvmls_helper = wanted == directories.NOWHERE and _uid(pid) == 0
@@ -268,7 +270,7 @@ def jax(limited: Iterable[int]) -> Iterator[Finding]:
         yield Finding(WARNING, "JAX", what, "XLA_PYTHON_CLIENT_PREALLOCATE=false in its environment")
 
 
-def _is_mps(pid: int) -> bool:
+def is_mps(pid: int) -> bool:
     """Whether a process calls itself MPS's daemon or server."""
     return _read(Path(f"/proc/{pid}/comm")).startswith("nvidia-cuda-mps")
 

@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from mpsagent.system.control import (
     DEFAULT_LOG_DIRECTORY,
     DEFAULT_PIPE_DIRECTORY,
@@ -161,7 +163,7 @@ async def end_orphans(pipe_directory: str, program: str = PROGRAM) -> list[int]:
 def _foreign(public_directory: str, own: Collection[int], program: str) -> list[Foreign]:
     near = {mount_namespace("self"), mount_namespace("1")} - {None}
     found = []
-    for pid in all_pids():
+    for pid in psutil.pids():
         if pid in own or (daemon := _look(pid, Path(program).name, PROGRAM)) is None:
             continue
         process = daemon.process
@@ -179,7 +181,7 @@ def _foreign(public_directory: str, own: Collection[int], program: str) -> list[
 
 def _search(pipe_directory: str, how: str, program: str) -> Running | Problem | None:
     problem = None
-    for pid in all_pids():
+    for pid in psutil.pids():
         found = _prove(pid, pipe_directory, how, program)
         if isinstance(found, Running):
             return found
@@ -206,7 +208,7 @@ def _prove(pid: int, pipe_directory: str, how: str, program: str) -> Running | P
 
 def _end_orphans(pipe_directory: str, program: str) -> list[int]:
     ended = []
-    for pid in all_pids():
+    for pid in psutil.pids():
         # MPS's servers run with root's group (recording 08, G1; drivers 470 and 535, too), which no user gets. Before
         # its memory is read, which a user could make hang.
         if set(ids(pid, b"Gid:")) != {os.getegid()} or (server := _look(pid, SERVER)) is None:
@@ -275,10 +277,6 @@ def environment(pid: int) -> dict[str, str] | None:
         pairs = (entry.partition(b"=") for entry in _proc(pid, "environ").split(b"\0") if b"=" in entry)
         return {key.decode(errors="replace"): value.decode(errors="replace") for key, _, value in pairs}
     return None
-
-
-def all_pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 - names only
 
 
 def _proc(pid: int, name: str) -> bytes:

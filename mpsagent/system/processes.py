@@ -1,15 +1,17 @@
-"""Processes, each known by a pidfd and its start time, never by a bare pid: numbers are used again."""
+"""Processes, each known by a pidfd and its start time, never by a bare pid: numbers are used again. psutil says
+what one does, not which one it is (docs/develop/decisions.md, "Identity")."""
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
 import os
-import resource
 import signal
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+
+import psutil
 
 from mpsagent.gate import identity
 from mpsagent.gate.identity import command as command
@@ -19,6 +21,8 @@ from mpsagent.gate.identity import start_time as start_time
 LONGEST_LINEAGE = 64
 NS_GET_PARENT, NS_GET_OWNER_UID = 0xB702, 0xB704  # linux/nsfs.h
 TICKS = os.sysconf("SC_CLK_TCK")
+_UNKNOWN = psutil.Error, OSError, ValueError
+"""What psutil raises where a process has gone, or a number is none."""
 
 
 class Process:
@@ -108,10 +112,10 @@ class Process:
 
     def cpu_seconds(self) -> float | None:
         """User and system time that it has used; None when it has ended."""
-        fields = identity.fields(self.pid)
-        if not fields or not self.alive:
-            return None
-        return (int(fields[11]) + int(fields[12])) / TICKS
+        with suppress(*_UNKNOWN):
+            used = psutil.Process(self.pid).cpu_times()
+            return used.user + used.system if self.alive else None
+        return None
 
     def close(self) -> None:
         """Lets go of it; nothing is sent."""
@@ -125,21 +129,24 @@ class Process:
 
 def open_files(pid: int) -> int | None:
     """How many files a process may have open; None where that cannot be known, or without a limit."""
-    with suppress(OSError, ValueError):
-        soft, _ = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        return None if soft == resource.RLIM_INFINITY else soft
+    with suppress(*_UNKNOWN):
+        soft, _ = psutil.Process(pid).rlimit(psutil.RLIMIT_NOFILE)
+        return None if soft == psutil.RLIM_INFINITY else soft
     return None
 
 
 def stopped(pid: int) -> bool:
     """True when the process that has this pid now is stopped (SIGSTOP, a debugger)."""
-    return identity.fields(pid)[:1] in ([b"T"], [b"t"])
+    with suppress(*_UNKNOWN):
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    return False
 
 
 def parent(pid: int) -> int | None:
     """The pid of its parent, or None when it has ended."""
-    fields = identity.fields(pid)
-    return int(fields[1]) if fields else None
+    with suppress(*_UNKNOWN):
+        return psutil.Process(pid).ppid()
+    return None
 
 
 def lineage(pid: int) -> tuple[tuple[int, int], ...]:

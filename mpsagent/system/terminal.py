@@ -20,7 +20,7 @@ from typing import ClassVar
 
 from mpsagent.system import whole_file
 from mpsagent.system.control_unit import RUN_DIRECTORY, SystemBus
-from mpsagent.system.processes import start_time
+from mpsagent.system.processes import ids, start_time
 from mpsagent.system.spawn import run_program
 from mpsagent.system.threads import in_thread
 
@@ -100,8 +100,7 @@ def main() -> int:
     """``mpsagent-tell UID``, with the words on stdin."""
     uid, said = int(sys.argv[1]), json.loads(os.read(0, 4096))
     if os.geteuid() == 0 and uid > 0:
-        with open(f"/proc/{int(said['pid'])}/status", encoding="ascii", errors="replace") as status:
-            gid = int(next(line for line in status if line.startswith("Gid:")).split()[1])  # /proc asks for the same
+        gid = ids(int(said["pid"]), b"Gid:")[0]  # /proc asks for the same
         os.setgroups([])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)

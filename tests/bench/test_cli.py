@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from mpsagent.bench import driver, outside
 from mpsagent.bench.inside import FIRST_USER
 from mpsagent.bench.plan import Run
 from mpsagent.bench.results import Figure
+from mpsagent.cli import bench
+from tests.system.nvml_stand_in import Machine
 
 ALONE = "starts an MPS of its own: root and namespaces"
 
@@ -56,6 +59,24 @@ def left(simulated: Path) -> list[str]:
         ):
             found.append("inside")
     return found
+
+
+@pytest.mark.parametrize(("program", "works"), [("nvidia-cuda-mps-server", False), ("train", True)])
+def test_an_idle_server_of_mps_is_nobody_who_works(
+    program: str, works: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The kernel keeps 15 letters of a name, and NVML lists servers as it does programs."""
+    machine = Machine(tmp_path)
+    shutil.copy("/bin/sleep", tmp_path / program)
+    with subprocess.Popen([tmp_path / program, "600"]) as process:
+        machine.set("processes", f"{process.pid} plain 5")
+        monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+        try:
+            with pytest.raises(SystemExit) if works else contextlib.nullcontext():
+                bench._nobody_works("/nonexistent")
+        finally:
+            process.kill()
+    assert ("1 process works" in capsys.readouterr().err) == works
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason=ALONE)

@@ -26,8 +26,10 @@ import time as real_time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
+
+import psutil as real_psutil
 
 from tests.world.kernel import Inode, Kernel, Killed, Notices, Opened, PidFd, Process, Socket
 
@@ -760,6 +762,29 @@ class ResourceModule(_Module):
         raise _error(errno.EPERM)
 
 
+class PsutilModule(_Module):
+    real = real_psutil
+
+    def pids(self) -> list[int]:
+        return sorted(int(name) for name in os.listdir("/proc"))
+
+    class Process:
+        def __init__(self, pid: int) -> None:
+            try:
+                self._fields = open_file(f"/proc/{pid}/stat", "rb").read().rpartition(b")")[2].split()
+            except OSError:
+                raise real_psutil.NoSuchProcess(pid) from None
+
+        def status(self) -> str:
+            return real_psutil.STATUS_STOPPED if self._fields[0] == b"T" else real_psutil.STATUS_SLEEPING
+
+        def ppid(self) -> int:
+            return int(self._fields[1])
+
+        def cpu_times(self) -> Any:
+            return SimpleNamespace(user=int(self._fields[11]) / 100, system=0.0)
+
+
 class ShutilModule(_Module):
     import shutil as real
 
@@ -855,7 +880,7 @@ resource = ResourceModule()
 STANDS_FOR: dict[Any, Any] = {
     real_os: os, real_socket: socket, real_fcntl: fcntl, real_select: select, real_time: time, real_signal: signal,
     ResourceModule.real: resource, ShutilModule.real: ShutilModule(), AccountsModule.real: AccountsModule(),
-    real_grp: AccountsModule(), pathlib.Path: Path,
+    real_grp: AccountsModule(), pathlib.Path: Path, real_psutil: PsutilModule(),
 }  # fmt: skip
 REAL = ("gate", "agent", "system", "wire", "api")
 """Layers of mpsagent that reach the outside. The layers below them do not."""
