@@ -37,7 +37,7 @@ UNITS_AGAIN, UNITS_AGAIN_MOST = 5.0, 60.0
 
 class GateKeeper:
     """Of one agent. ``where()``: the directories of the first instance, whose public one is the gate's;
-    ``environment()``: what users' programs need."""
+    ``environment()``: what users' programs need; ``gate()``: the pid of the gate that the link leads to."""
 
     def __init__(
         self,
@@ -45,11 +45,13 @@ class GateKeeper:
         settings: Settings,
         where: Callable[[], directories.Directories],
         environment: Callable[[], dict[str, str]],
+        gate: Callable[[], int | None],
     ) -> None:
         self._recorder, self._clock, self._conditions = recorder, recorder.clock, recorder.conditions
         self._settings = settings
         self._where = where
         self._environment = environment
+        self._gate = gate
         self._units = GateUnits()
         self._asking, self._ask_at, self._ask_rest = False, float("-inf"), UNITS_AGAIN
         self._child: subprocess.Popen[bytes] | None = None
@@ -116,18 +118,18 @@ class GateKeeper:
 
     def _hold_running(self) -> bool:
         """By the sockets on which gate and keeper listen. False when neither runs."""
-        found = directories.listener_of(self._settings.gate_link)
-        if found is not None:
-            above = parent(found[0])
+        gate = self._gate()
+        if gate is None:  # to connect there takes the link's place
+            gate, _ = directories.listener_of(self._settings.gate_link) or (None, 0)
+        if gate is not None:
+            above = parent(gate)
             if above is not None and is_keeper(above):
                 self._hold(Process.open(above), "the gate's parent process")
                 return True
-            what = (
-                f"the gate (process {found[0]}) runs without its parent process: waiting clients are refused if it dies"
-            )
+            what = f"the gate (process {gate}) runs without its parent process: waiting clients are refused if it dies"
             do = "it goes on as it is; when no client works, end it, and both are started again"
             self._conditions.set("gate keeper", what, self._clock.now(), do)
-            self._hold(Process.open(found[0]), "the gate without a parent process")
+            self._hold(Process.open(gate), "the gate without a parent process")
             return True
         found = directories.listener_of(f"{self._public}/control")  # the keeper is about to start a gate
         if found is not None and is_keeper(found[0]):

@@ -91,7 +91,9 @@ class Node(Recorder):
             self.agents, settings.gate_link, clock=self.clock, conditions=self.conditions, people=self.people,
             record=self.record, how=lambda: self.policy.placement, own=lambda: self.own,
         )  # fmt: skip
-        self.keeper = GateKeeper(self, settings, lambda: self.where, lambda: self.environment)
+        self.keeper = GateKeeper(
+            self, settings, lambda: self.where, lambda: self.environment, lambda: self.placing.gate
+        )  # fmt: skip
         self.gpus = gpus.Gpus(settings, self._mps, self.clock)
         self.acting = Acting(
             self.agents, clock=self.clock, name=self.people.name, names=names, store=store, written=self.shown.written,

@@ -42,7 +42,7 @@ class Placing:
         self._how, self._own = how, own
         self.link = GateLink(path, self._receive, read=self._decide, connected=self.name_all, lost=self._lost)
         self._scheduled = False
-        self._gate: int | None = None
+        self.gate: int | None = None
         """The pid of the gate that is connected."""
         self._unplaced: dict[int, tuple[link.Knock, Pidfd | None]] = {}
 
@@ -94,7 +94,7 @@ class Placing:
 
     def _lost(self, why: str) -> None:
         self._forget()
-        self._gate = None
+        self.gate = None
         do = "clients are held, and served as the gate was told last; see the gate's own log"
         self._conditions.set("gate", why, self._clock.now(), do)
         for agent in self._agents:
@@ -110,7 +110,7 @@ class Placing:
         match message:
             case link.Hello() | link.Synced():
                 if isinstance(message, link.Hello):
-                    self._gate = message.gate
+                    self.gate = message.gate
                 else:
                     self._say_synced()
                 for agent in self._agents:
@@ -133,7 +133,7 @@ class Placing:
         now, conditions = self._clock.now(), self._conditions
         conditions.set("gate", None, now)
         conditions.set("public directory", None, now)
-        note_files(conditions, "the gate", None if self._gate is None else open_files(self._gate), now)
+        note_files(conditions, "the gate", None if self.gate is None else open_files(self.gate), now)
 
     def _told(self, message: link.FromGate, process: Pidfd | None) -> None:
         place = self.find(getattr(message, "instance", ""))

@@ -114,6 +114,7 @@ def test_a_keeper_that_dies_is_said_and_its_gate_goes_on(stage: Stage) -> None:
     stage.waiting(waiting)
     rigs.send_signal(keeper, signal.SIGKILL)
     stage.problem(agent, "without its parent process")
+    assert stage.records("gate.lost") == [], "the look who is there took the agent's place at the gate"
     stage.killed(agent)
     agent = stage.again()
     stage.problem(agent, "without its parent process")
