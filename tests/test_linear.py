@@ -24,6 +24,7 @@ from mpsagent.mps.loglines import LogParser
 from mpsagent.mps.skim import Skimmer
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
+from mpsagent.policy.policy import Rules
 from mpsagent.wire import link
 from tests.agent.forgery import CONTROL, SERVER
 from tests.core.said import knocked
@@ -175,6 +176,19 @@ def test_ten_times_the_users_at_work_take_ten_times_the_work() -> None:
         if quickest[1] <= 2 * MOST * quickest[0]:
             return
     raise AssertionError([f"{1000 * one:.1f} ms" for one in quickest])
+
+
+def test_what_changes_nothing_for_users_works_out_no_user_s_limits_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """468,799 rows of tables were made in 4,808 looks of an engine with 300 users, together."""
+    core, made = _waiting('[limits]\nthreads = 20\n[instance.gpu]\nsharing = "together"\n', 100), list[int]()
+    limits = Rules.limits
+    monkeypatch.setattr(Rules, "limits", lambda rules, devices: made.append(rules.who.uid) or limits(rules, devices))
+    core.receive(inp.ControlRuns(2e9, 40, 2e9, "/p/control", True), 2e9)
+    assert sorted(made) == [one.uid for one in core.view().state.held.values()]
+    core.receive(inp.GateSaid(2e9, link.Handing(7, 7, 100_007, 2e9)), 2e9)
+    core.receive(inp.GateSaid(2e9, link.Left(100)), 2e9)
+    sent = core.view().sent
+    assert (len(made), sent is not None and len(sent[1].users)) == (100, 99)
 
 
 def _waiting(text: str, users: int) -> Core:

@@ -130,10 +130,9 @@ def hold(view: View, uid: int) -> Reason | None:
 
 def _admitted(view: View) -> list[int]:
     """The users who may pass: whose turn it is; or, together, all who work or wait."""
-    users = {view.turn.uid: None} if view.turn is not None else {}
     if view.together:
-        users = dict.fromkeys((*view.state.users(), *view.state.held.users()))
-    return list(islice((uid for uid in users if hold(view, uid) is None), MOST_USERS))
+        return view.welcome(dict.fromkeys((*view.state.users(), *view.state.held.users())))[:MOST_USERS]
+    return [] if view.turn is None or hold(view, view.turn.uid) is not None else [view.turn.uid]
 
 
 def _admissions(view: View, held: Sequence[Reason]) -> Admissions:
@@ -141,7 +140,7 @@ def _admissions(view: View, held: Sequence[Reason]) -> Admissions:
     fail_safe, is_open = view.fail_safe(), all(one.known for one in held)
     devices = tuple(device.ordinal for device in view.state.devices)
     admitted = _admitted(view) if is_open else []
-    users = {uid: _user(view, uid, known_only=bool(held)) for uid in admitted}
+    users = _users(view, admitted, known_only=bool(held))
     named = list(_named(view, admitted)) if view.shares else []
     jobs = {share.counted_as: _job(view, share) for _, share in named if share is not None}
     return Admissions(
@@ -194,9 +193,25 @@ def _job(view: View, share: Share) -> Job:
     return Job(share.counted_as, share.max_clients, left)
 
 
+def _users(view: View, uids: list[int], *, known_only: bool) -> dict[int, User]:
+    """Each with the limits and bounds that follow from the policy; they are made once, but for what counts besides."""
+    state = view.state
+    of = (state.policy, state.identities, state.devices, state.leases, _room(view), view.shared, known_only)
+    known, found = view.once("users", of, dict[int, User]), dict[int, User]()
+    if len(known) > 2 * MOST_USERS:
+        known.clear()
+    for uid in uids:
+        user = known.get(uid)
+        if user is None:
+            user = known[uid] = _user(view, uid, known_only=known_only)
+        if user.total is not None and state.over:
+            user = replace(user, total=memory_use.left(state, state.clients_of_user(uid), user.total))
+        found[uid] = user
+    return found
+
+
 def _user(view: View, uid: int, *, known_only: bool) -> User:
     rules = view.rules(uid)
-    total = rules.total(view.state.devices) if rules.enforce_limits else None
     return User(
         uid=uid,
         limits=view.limits(uid).settable(),
@@ -204,7 +219,7 @@ def _user(view: View, uid: int, *, known_only: bool) -> User:
         max_clients=rules.max_clients if rules.enforce_limits else None,
         max_contexts=_most_contexts(view, rules) if rules.enforce_limits else None,
         named=view.shares,
-        total=None if total is None else memory_use.left(view.state, view.state.clients_of_user(uid), total),
+        total=rules.total(view.state.devices) if rules.enforce_limits else None,
     )
 
 

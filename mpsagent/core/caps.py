@@ -127,9 +127,9 @@ def _over(
     wakes: list[float] = []
     if not rules.enforce_limits:
         ends += _let_in_all_the_same(rules, uid, clients)
-    for client in clients:
+    rule = rules.origin("over_limits").key
+    for client in [one for one in clients if one.pid in view.state.lifts or one.pid in view.state.over]:
         lifts, one = view.state.lifts.get(client.pid, Lifts()), view.state.over.get(client.pid)
-        rule = rules.origin("over_limits").key
         if rules.over_limits != "report" and one is not None and one.now and one.seconds >= PATIENCE:
             ends.append((client, _uses(client, one, lifts), rule))
         limits = client.limits if rules.enforce_limits else rules.limits(view.state.devices)
@@ -146,9 +146,10 @@ def _over(
                 ends.append((client, f"client {client.pid} has run {duration_text(now - client.since)}", rule))
             else:
                 wakes.append(due)
-    waiting = view.waiting() if view.state.drain is None else ()  # in a drain it would make room for no one
+    if rules.idle_timeout is None or view.state.drain is not None:  # in a drain it would make room for no one
+        return ends, wakes
     frozen = any(client.frozen is not None for client in clients)  # then it holds nothing
-    if rules.idle_timeout is not None and clients and not frozen and any(other != uid for other in waiting):
+    if clients and not frozen and any(other != uid for other in view.waiting()):
         idle = [_idle(view, client, by_gpu=rules.idle_by == "gpu") for client in clients]
         known = [seconds for seconds in idle if seconds is not None]
         # each of them idle: the user holds the GPU for nothing

@@ -37,7 +37,6 @@ from mpsagent.core.reduce import not_handed, reduce
 from mpsagent.core.rule import Decision, EndClient, Section
 from mpsagent.core.transitions import Transition
 from mpsagent.core.view import View
-from mpsagent.policy.shares import Share
 from mpsagent.wire import link
 
 Where = Key | Literal["all"]
@@ -104,6 +103,8 @@ class Core:
         self._views: dict[Where, View] = {}
         self._viewed: tuple[State, Memories] | None = None
         """What these views are of."""
+        self._remembered: dict[Any, Any] = {}
+        """What they have answered."""
         self._parts: tuple[State, Mapping[Key, State]] | None = None
         self._retry: dict[tuple[str, Where], float] = {}
         """By rule in which a mistake showed, and lane: when it is asked again."""
@@ -197,11 +198,7 @@ class Core:
         """What the rules see now, of one lane or of all; for answers and views too."""
         state, m = self.state, self.memories
         if self._viewed is None or self._viewed[0] is not state or self._viewed[1] is not m:
-            before = None if self._viewed is None else self._viewed[0]
-            same = before is not None and before.leases is state.leases and before.policy is state.policy
-            kept = next(iter(self._views.values())).remembered if same and self._views else {}
-            self._viewed, self._views = (state, m), {}
-            self._views["all"] = self._view(state, kept)
+            self._viewed, self._views = (state, m), {"all": self._view(state)}
         everything = self._views["all"]
         if lane == "all" or len(state.lanes) == 1:
             return everything
@@ -211,12 +208,11 @@ class Core:
             mine = m.lanes[lane]
             self._views[lane] = replace(
                 everything, state=self._parts[1][lane], ending=ladder.ending(mine.ladder), starting=frozenset(),
-                admitted=frozenset(), users=everything.users if lane is None else frozenset(), _found={}, _times={},
-                _jobs={}, **_of_daemon(mine),
+                admitted=frozenset(), users=everything.users if lane is None else frozenset(), **_of_daemon(mine),
             )  # fmt: skip
         return self._views[lane]
 
-    def _view(self, state: State, remembered: dict[object, Share | None]) -> View:
+    def _view(self, state: State) -> View:
         m = self.memories
         asked = m.turns.shutdown
         tables = [one.admission.sent for one in m.lanes.values() if one.admission.sent is not None]
@@ -233,8 +229,8 @@ class Core:
             starting=frozenset(one for one, mine in m.lanes.items() if mine.hangs.start_asked),
             failing=frozenset(one for one, mine in m.lanes.items() if mine.hangs.failed),
             unmade={uid: why for uid, (_, why) in m.users.failed.items()},
-            admitted=frozenset(uid for table in tables for uid in table.users),
-            remembered=remembered,
+            admitted=frozenset().union(*(table.users for table in tables)),
+            remembered=self._remembered,
             **_of_daemon(m.lanes[None]),
         )
         return replace(view, short=True) if lanes.short(view) else view

@@ -7,7 +7,7 @@ of sharing takes hold when no client of the old way is left.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from mpsagent.core import actions as act
@@ -37,10 +37,10 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         todo.append(act.CloseLane(uid=uid, reason=f"the control daemon of user {uid} has ended", rule=rule))
     memory = replace(memory, going=memory.going.union(over), failed=failed)
     if view.elsewhere and view.synced and state.drain is None:
-        for uid in state.held.users():
+        for uid in _due(view):
+            if full(view, memory.making):
+                break
             if uid in memory.making | memory.going or (uid in failed and now < failed[uid][0]):
-                continue
-            if not _due(view, uid) or full(view, memory.making):
                 continue
             todo.append(act.OpenLane(uid=uid, reason=f"user {uid} is held and has no control daemon", rule=rule))
             memory = replace(memory, making=memory.making | {uid})
@@ -62,11 +62,13 @@ def short(view: View) -> bool:
     """A user waits for a control daemon, and only the end of another one makes room."""
     if not view.elsewhere or view.policy.sharing != "apart" or full(view) is None:
         return False
-    return any(_due(view, uid) for uid in view.state.held.users())
+    return any(True for _ in _due(view))
 
 
-def _due(view: View, uid: int) -> bool:
-    return uid not in view.state.lanes and view.identified(uid) and not view.denied(uid)
+def _due(view: View) -> Iterator[int]:
+    """Users who are held and have no control daemon, first come first."""
+    state = view.state
+    return (uid for uid in state.held.users() if uid not in state.lanes and view.welcome([uid]))
 
 
 def _over(view: View, uid: int) -> bool:

@@ -373,10 +373,7 @@ class State:
         if after.clients is not before.clients:
             clients = {pid: one for pid, one in clients.items() if pid not in before.clients} | dict(after.clients)
         if after.held is not before.held:
-            for connection in before.held.keys() - after.held.keys():
-                held = held.without(connection)
-            for connection, one in after.held.items():
-                held = held if held.get(connection) is one else held.put(one)
+            held = held.merged(before.held, after.held)
         return replace(after, lanes={**self.lanes, **after.lanes}, clients=clients, held=held)
 
     def lease(self, peer: Peer) -> Lease | None:

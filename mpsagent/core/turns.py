@@ -59,7 +59,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     memory = m.memory
     # a view without a turn that has just been adopted would say that its own user contests it
     if (memory.turn is not None and view.turn is None) or view.suspended != memory.suspended:
-        m.view = replace(view, turn=memory.turn, suspended=memory.suspended, _found={}, _times={})
+        m.view = replace(view, turn=memory.turn, suspended=memory.suspended)
     until = None if m.memory.turn is None else _present(m)
     if m.memory.turn is None and m.view.synced and m.view.turn is None:  # else the view is of the turn that is over
         until = following(m)

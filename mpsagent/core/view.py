@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Attachment, Client, Key, Server, State, Status
@@ -20,9 +20,10 @@ SHARED_UID = 0
 """The user of a multi-user server, and what its log says for everyone (recording 08, G8)."""
 
 
+T = TypeVar("T")
 _NONE = Attachment(0.0)
 MOST_REMEMBERED = 1000
-"""Whose shares are kept."""
+"""Answers that are kept, and processes whose shares are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +113,21 @@ class View:
     unmade: Mapping[int, str] = field(default_factory=dict)
     short: bool = False
     admitted: frozenset[int] = frozenset()
-    _found: dict[str, tuple[int, ...]] = field(default_factory=dict, repr=False, compare=False)
-    _times: dict[str, float] = field(default_factory=dict, repr=False, compare=False)
-    """What was asked before: the rules ask for the queue several times in a row."""
-    _jobs: dict[str, tuple[Client, ...]] = field(default_factory=dict, repr=False, compare=False)
-    remembered: dict[object, Share | None] = field(default_factory=dict, repr=False, compare=False)
-    """Shares by user, cgroup and lineage, as long as policy and leases are the same."""
+    remembered: dict[tuple[str, Key], tuple[tuple[object, ...], Any]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    """What was asked before, of this view or an earlier one, by name and lane: of what it was made, and the answer."""
+
+    def once(self, name: str, of: tuple[object, ...], make: Callable[[], T]) -> T:
+        """Made anew only where something has changed of what it is made ``of``, which most inputs leave as it is."""
+        key = name, self.state.key
+        known = self.remembered.get(key)
+        if known is None or known[0] != of:
+            if len(self.remembered) >= MOST_REMEMBERED:
+                self.remembered.clear()
+            known = self.remembered[key] = of, make()
+        found: T = known[1]
+        return found
 
     @property
     def policy(self) -> Policy:
@@ -218,7 +228,7 @@ class View:
 
     def rules(self, uid: int) -> Rules:
         """The rules for a uid. While the name service has not answered, a uid has no name and no groups."""
-        return self.policy.rules(self.state.identities.get(uid, Identity(uid)))
+        return self.policy.rules(self.state.identities.get(uid) or Identity(uid))
 
     @property
     def limits_enforced(self) -> bool:
@@ -264,13 +274,14 @@ class View:
 
     def share(self, peer: Peer) -> Share | None:
         """What its job gives a process: by a lease, the last one first, or by the policy."""
+        shares = self.once("shares", (self.policy, self.state.leases), dict[object, Share | None])
         key = peer.uid, peer.cgroup, peer.lineage
-        if key not in self.remembered:
-            if len(self.remembered) >= MOST_REMEMBERED:
-                self.remembered.clear()
+        if key not in shares:
+            if len(shares) >= MOST_REMEMBERED:
+                shares.clear()
             lease = self.state.lease(peer)
-            self.remembered[key] = self.policy.share(peer.cgroup) if lease is None else lease.share
-        return self.remembered[key]
+            shares[key] = self.policy.share(peer.cgroup) if lease is None else lease.share
+        return shares[key]
 
     def _enforced(self, peer: Peer) -> Share | None:
         share = self.share(peer)
@@ -304,11 +315,17 @@ class View:
 
     def jobs(self) -> Mapping[str, tuple[Client, ...]]:
         """The clients of each job that is bounded."""
-        if not self._jobs and (self.policy.cgroups or self.state.leases):
-            for one in self.state.clients.values():
-                if (share := self.job(one.peer)) is not None:
-                    self._jobs[share.job] = (*self._jobs.get(share.job, ()), one)
-        return self._jobs
+        if not (self.policy.cgroups or self.state.leases):
+            return {}
+        of = self.policy, self.state.leases, self.state.identities, self.state.clients
+        return self.once("jobs", of, self._in_jobs)
+
+    def _in_jobs(self) -> dict[str, tuple[Client, ...]]:
+        found: dict[str, tuple[Client, ...]] = {}
+        for one in self.state.clients.values():
+            if (share := self.job(one.peer)) is not None:
+                found[share.job] = (*found.get(share.job, ()), one)
+        return found
 
     def denied(self, uid: int) -> bool:
         """Whether the policy keeps a user out. Not before the name service has said who that is."""
@@ -317,26 +334,45 @@ class View:
         rules = self.rules(uid)
         return rules.access == "deny" and rules.enforce_limits
 
+    def welcome(self, uids: Iterable[int]) -> list[int]:
+        """Those of them who are known and whom the policy lets in."""
+        known, all_known, denies = self.state.identities, self.policy.by_uid, self.policy.denies
+        return [uid for uid in uids if (all_known or uid in known) and not (denies and self.denied(uid))]
+
     def waiting(self) -> tuple[int, ...]:
         """Users in the queue, or paused, who are known and whom the policy lets in, next one first, without whose turn
         it is. By arrival, and who had a turn since he came is behind all who have waited for its end; or by rank."""
-        found = self._found.get("waiting")
-        if found is None:
-            users = self._wanting()
-            if self.together and not self.full:  # no user waits for another
-                users = []
-            if self.suspended or any(uid in self.served for uid in users) or self.ranked:
-                users.sort(key=self._place if self.ranked else self.waits_since)
-            found = self._found["waiting"] = tuple(users)
-        return found
+        return () if self.together and not self.full else self._wanting()[0]  # together no user waits for another
 
-    def _wanting(self) -> list[int]:
-        holder = None if self.turn is None else self.turn.uid
-        users = dict.fromkeys((*self.state.held.users(), *self.suspended))
-        return [uid for uid in users if uid != holder and self.identified(uid) and not self.denied(uid)]
+    def _wanting(self) -> tuple[tuple[int, ...], float]:
+        """Who wants the GPU beside the user whose turn it is, in their order, and since when the first has waited."""
+        state, holder, ranked = self.state, None if self.turn is None else self.turn.uid, self.ranked
+        of = (state.held.order, state.identities, self.policy, self.suspended, self.served, holder, ranked,
+              self.spent if ranked else None)  # fmt: skip
+        return self.once("wanting", of, lambda: self._in_order(holder, ranked))
+
+    def _in_order(self, holder: int | None, ranked: bool) -> tuple[tuple[int, ...], float]:
+        """By arrival, or by priority, then by the GPU time of the last day, then by arrival. But no user has two turns
+        while another one waits for the first: so whoever waits is overtaken once by each other user at most."""
+        served, since = self.served, {uid: at for at, _, uid in self.state.held.order}
+        since |= {uid: max(at, since[uid]) for uid, at in served.items() if uid in since}  # only since the last turn
+        since |= self.suspended
+        users = [uid for uid in self.welcome(since) if uid != holder]
+        oldest = min((since[uid] for uid in users), default=float("inf"))
+
+        def place(uid: int) -> tuple[bool, float, float, float]:
+            behind = since[uid] > oldest and served.get(uid, oldest) > oldest
+            spent = self.spent.get(uid, 0.0) if self.policy.queue == "fair" else 0.0
+            return behind, -self.rules(uid).priority, spent, since[uid]
+
+        users.sort(key=place if ranked else since.__getitem__)
+        return tuple(users), oldest
 
     def contexts(self) -> dict[int, int]:
         """Places of the server that each user has, as its log says: a client without a context has one, too."""
+        return self.once("contexts", (self.state.clients, self.state.servers), self._counted)
+
+    def _counted(self) -> dict[int, int]:
         found: dict[int, int] = {}
         for client in self.state.clients.values():
             server = self.state.server_of(client.pid)
@@ -355,29 +391,6 @@ class View:
         """The order of users is not that of arrival. Together it is: there are no turns."""
         return (self.policy.queue == "fair" or self.policy.prioritised) and not self.together
 
-    def _place(self, uid: int) -> tuple[bool, float, float, float]:
-        """By priority, then by the GPU time of the last day, then by arrival. But no user has two turns while another
-        one waits for the first: so whoever waits is overtaken once by each other user at most."""
-        since, oldest = self.waits_since(uid), self._oldest()
-        behind = since > oldest and self.served.get(uid, oldest) > oldest
-        spent = self.spent.get(uid, 0.0) if self.policy.queue == "fair" else 0.0
-        return behind, -self.rules(uid).priority, spent, since
-
-    def _oldest(self) -> float:
-        """Since when the user has waited who came first."""
-        found = self._times.get("oldest")
-        if found is None:
-            found = self._times["oldest"] = min(map(self.waits_since, self._wanting()), default=float("inf"))
-        return found
-
-    def waits_since(self, uid: int) -> float:
-        """Since when a user in the queue, or paused, has waited; waits before the last turn do not count."""
-        paused, first = self.suspended.get(uid), self.state.held.first(uid)
-        if paused is not None:
-            return paused
-        assert first is not None
-        return max(first.since, self.served.get(uid, first.since))
-
     def others(self) -> tuple[int, ...]:
         """Users who want the GPU beside the one whose turn it is: those in the queue or paused, and those with clients
         at work (who were let in before this agent came)."""
@@ -387,8 +400,7 @@ class View:
     def contested(self) -> float | None:
         """Since when another user has wanted the GPU; None while none does."""
         away = {*self.suspended, None if self.turn is None else self.turn.uid}
-        waiting = self.waiting()
-        since = [self._oldest() if self.ranked else self.waits_since(waiting[0])] if waiting else []
+        since = [self._wanting()[1]] if self.waiting() else []
         since += [client.since for client in self.state.clients.values() if client.uid not in away]
         return min(since, default=None)
 

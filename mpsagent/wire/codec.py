@@ -37,7 +37,7 @@ class LinkError(ValueError):
 
 def encode(message: Any) -> bytes:
     """One packet. Texts are cut to ``LONGEST_TEXT``. Raises LinkError when the packet would be too long."""
-    content = {"kind": message.kind, **{one.name: _plain(getattr(message, one.name)) for one in fields(message)}}
+    content = {"kind": message.kind, **{name: _plain(getattr(message, name)) for name in message.__slots__}}
     data = json.dumps(content, separators=(",", ":")).encode()
     packet = data if len(data) <= LONGEST_PACKET else zlib.compress(data, 1)
     if len(packet) > LONGEST_PACKET or len(data) > LONGEST_CONTENT:
@@ -46,14 +46,16 @@ def encode(message: Any) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Limits | Total):
+    if isinstance(value, str):
+        return value[:LONGEST_TEXT]
+    if value is None or isinstance(value, (int, float, tuple)):  # most values of a table for 128 users
+        return value
+    if isinstance(value, (Limits, Total)):
         return value.as_json()
-    if is_dataclass(value):
-        said = ((one.name, getattr(value, one.name)) for one in fields(value))
-        return {name: _plain(one) for name, one in said if one is not None and one is not False}
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return [_plain(one) for one in value.values()]
-    return value[:LONGEST_TEXT] if isinstance(value, str) else value
+    names = value.__slots__
+    return {name: _plain(one) for name in names if (one := getattr(value, name)) is not None and one is not False}
 
 
 def decoder(messages: Any) -> Callable[[bytes], Any]:
