@@ -58,7 +58,7 @@ def no_client(pid: int, held: bool) -> Problem:
     """Nothing to end there; ``held``: it is a process that waits, which `clients` lists, too."""
     if held:
         what, hint = (
-            f"process {pid} waits at the gate: it is no client yet, and nothing runs",
+            f"process {pid} waits at the gate: it is not a client yet, so there is nothing to end",
             f"kill {pid} takes it away",
         )
         return Problem(404, what, "pid", f"{hint}, for root and its user")
@@ -173,8 +173,8 @@ class Acting:
         now = self._clock.now()
         drains = [lane.drain for one in self._those(instance) for lane in one.state.lanes.values()]
         if any(drain is not None and not drain.restart for drain in drains):
-            hint = "mpsagent-cli resume, then restart; drain --timeout 0s ends what still works"
-            raise Problem(409, "nothing is started in a drain", "drain", hint)
+            hint = "mpsagent-cli resume, then restart; drain --timeout 0s ends the clients that still work"
+            raise Problem(409, "no control daemon is started in a drain", "drain", hint)
 
         def order(one: Agent) -> None:
             if dry_run:

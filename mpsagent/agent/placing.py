@@ -95,7 +95,7 @@ class Placing:
     def _lost(self, why: str) -> None:
         self._forget()
         self._gate = None
-        do = "clients are held, and served as the gate was told last; see the gate's own log"
+        do = "clients are held, or served by what the agent told the gate last; see the gate's own log"
         self._conditions.set("gate", why, self._clock.now(), do)
         for agent in self._agents:
             agent.gate.lost()

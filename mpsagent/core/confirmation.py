@@ -18,7 +18,7 @@ from mpsagent.core.model import NAMED_FOR, Client, Status
 from mpsagent.core.rule import Decision
 from mpsagent.core.view import View
 
-RULE = "what a log says is confirmed before anything rests on it"
+RULE = "MPS confirms what a log says before mpsagent acts on it"
 LEFT_FOR = 0.5
 """Seconds from the line that a client has left until it is asked about: most processes end with that."""
 FAULT_FOR = 0.15

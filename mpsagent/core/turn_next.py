@@ -74,7 +74,7 @@ def _make_way(m: Moment, server: Server, asked: Asked | None, uid: int) -> float
     reason = f"the last client of {view.server_text(server)} has gone and user {uid} waits"
     force = _only_kept_open(m, server)
     if force:
-        reason += "; another process keeps its place there"
+        reason += "; another process keeps that client's place there"
     m.actions.append(act.ShutdownServer(server=server.pid, force=force, reason=reason, rule=PROMISE))
     asked = Asked(server.pid, now, now, 1) if asked is None else asked._replace(last=now, times=asked.times + 1)
     m.remember(shutdown=asked)

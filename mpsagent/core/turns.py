@@ -265,7 +265,7 @@ def _ending(m: Moment) -> float | None:
     quits_all = rules.forced_end == "quit" and not m.memory.suspended  # who is paused is not to pay for it
     # Once another daemon runs, the clients of the one that quit are leftovers.
     if quits_all and control is not None and (m.memory.quit is None or m.memory.quit[0] == control.pid):
-        reason = f"the turn of user {uid} is over; waiting users are held meanwhile"
+        reason = f"the turn of user {uid} is over; waiting users are held until its clients have gone"
         return m.quit(control, max(1, round(rules.kill_grace)), reason, rules.origin("switch.action").key)
     due = _signalled(m, ending)
     late = (m.now >= due and len(view.state.users()) <= 1) or quits_all
@@ -303,7 +303,7 @@ PHASES: Mapping[Phase, Callable[[Moment], float | None]] = {
 def _kept(rules: Rules) -> str:
     """Why a turn does not end when its time is over; empty when it does."""
     if not rules.enforce_switch:
-        return "it goes on all the same, because this is not enforced"
+        return "it goes on all the same, because the policy does not enforce its end"
     key = "otherwise" if rules.switch_action == "pause" else "action"
     return f'it goes on all the same (switch.{key} = "none")' if rules.forced_end == "none" else ""
 

@@ -40,7 +40,7 @@ UNSURE = 0.5
 DYING = 0.05
 ENDED = 1.0
 """Seconds for which the server is asked about a client that has ended, or acknowledged to an earlier gate."""
-NOT_ADMITTED = "not admitted any more; it is held on"
+NOT_ADMITTED = "its user may not pass any more; it stays held"
 LOST_START = "its server ended while it started, and MPS would now give it other limits than its own: start it again"
 """A client whose server is killed in the first milliseconds after its first hand-over has not heard its limits there.
 Its next context gets no memory limit and 8 multiprocessors, whatever its new server was told (4 of 14,
@@ -692,7 +692,7 @@ class Handing:
 
     def _rescue(self, how: handover.Rescue) -> None:
         if not self._descriptors:  # the daemon has ended, and its servers with it
-            self._do(self.machine.rescued("nothing could be done for its server"))
+            self._do(self.machine.rescued("its control daemon has ended, and its server with it"))
             return
         Rescuer(
             self._lane.loop,

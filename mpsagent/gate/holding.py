@@ -108,7 +108,7 @@ class Holding:
             if not data:
                 self.left(connection)
             elif data not in _GREETING and connection.mark is Mark.HELD:
-                self.refused(connection, "said something while it was held")
+                self.refused(connection, "sent something while it was held")
                 self.close(connection)
         if data and connection.sock.fileno() >= 0:
             _throw_away(connection.sock)

@@ -92,7 +92,7 @@ class GateLink:
             sock.connect(self.path)
             uid = Credentials.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS_SIZE)).uid
             if uid not in (0, os.geteuid()):
-                raise PermissionError(0, f"a process of uid {uid} listens there, not the gate")
+                raise PermissionError(0, f"a process of uid {uid} listens there, and not the gate")
         except OSError as error:
             sock.close()
             self.problem = f"the gate cannot be reached at {self.path}: {error.strerror}"
@@ -139,7 +139,7 @@ class GateLink:
             message = decode_from_gate(data)
             why = self._deliver(message, _process(message, descriptors))
         except LinkError as error:
-            why = f"the gate said something that is not understood: {error}"
+            why = f"the gate sent a message that is not understood: {error}"
         finally:
             close_all(descriptors)
         if why is not None:
