@@ -42,7 +42,8 @@ class Those(NamedTuple):
     below: int | None = None
 
     def among(self, clients: Sequence[Client]) -> list[Client]:
-        """Who has left its server, and lives on, is none: nothing of it can hurt a neighbour. Reads /proc."""
+        """A process that has left its server and lives on is not among them: its end hurts no neighbour. Reads
+        /proc."""
         found = [
             one for one in clients
             if one.detached is None and self.uid in (None, one.uid) and self.job in (None, one.job)
@@ -67,7 +68,7 @@ def no_client(pid: int, held: bool) -> Problem:
 
 class Acting:
     """Of one node. ``by``: the uid that asked. Each order raises Problem where it cannot be done. ``written`` waits
-    until the api shows what is so now; ``load`` reads the policy and goes by it; ``each_of``: a policy's instances by
+    until the api shows the new state; ``load`` reads the policy and applies it; ``each_of``: a policy's instances by
     name."""
 
     def __init__(

@@ -174,7 +174,7 @@ def _stuck(uid: int, seconds: float) -> str:
 # --- what cannot be promised ------------------------------------------------------------------------------------------
 
 Unsure = Iterator[tuple[str, str | None]]
-"""Topics with what is so, None: nothing."""
+"""Topics, each with what cannot be promised, or None."""
 
 
 def _policy(view: View) -> Unsure:

@@ -1,6 +1,6 @@
 """The whole agent: the policy, the link to the gate, and an :class:`Agent` for each instance of MPS.
 
-Instances share nothing but these: a fault, a hang or a restart of one is none of the others' business.
+Instances share nothing but these: a fault, a hang or a restart of one does not touch the others.
 """
 
 from __future__ import annotations
@@ -338,7 +338,7 @@ class Node(Recorder):
     # --- what the api shows -------------------------------------------------------------------------------------------
 
     def page(self) -> Page:
-        """What is so. Of users: who has to do with MPS now."""
+        """The page for the api. Its users are those who have to do with MPS now."""
         self._look_at_api(self.clock.now())  # it has come since the last look
         nvml, seen = self.gpus.nvml, self.gpus
         names = dict(self.people.known) | {uid: who for one in self.agents for uid, who in one.people.known.items()}

@@ -1,4 +1,4 @@
-"""What happens goes into the journal and to the api; what goes wrong in the agent itself is said and survived."""
+"""What happens goes into the journal and to the api; the agent reports its own errors, and goes on."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Everything:
             raise Problem(503, "the agent has not sent anything yet: it does not run, or is only starting", "", hint)
         return page
 
-    # --- what is so ---------------------------------------------------------------------------------------------------
+    # --- the state ---------------------------------------------------------------------------------------------------
 
     def status(self) -> Json:
         """Made again when anything has changed, and after a moment for the spans of time in it; else the same."""

@@ -1,4 +1,4 @@
-"""What stands behind the ? of a request: declared once, by the schema that OpenAPI has of it, and read by that."""
+"""The parameters of a request: declared once, by their OpenAPI schema, and read by that schema."""
 
 from __future__ import annotations
 

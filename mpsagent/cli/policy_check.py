@@ -156,7 +156,7 @@ def surely_not_meant() -> list[PolicyError]:
 def _of_this_machine(
     policy: Policy, texts: Sequence[tuple[str, str]], devices: Path | None, parts: Path | None
 ) -> tuple[list[PolicyError], list[PolicyError], list[str]]:
-    """What cannot be had, what is surely not meant, and what is to be known. Raises OSError and ValueError for
+    """What this machine does not have, what is surely not meant, and notes. Raises OSError and ValueError for
     ``devices``."""
     import asyncio
 

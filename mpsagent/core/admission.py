@@ -153,7 +153,7 @@ def _admissions(view: View, held: Sequence[Reason]) -> Admissions:
 
 def _named(view: View, users: list[int]) -> Iterator[tuple[Named, Share | None]]:
     """Clients of jobs that are bounded, and the next ones of each user, by turns: those that may not pass for another
-    reason take nobody's place."""
+    reason take no other client's place."""
     for one in chain.from_iterable(view.jobs().values()):
         if (share := view.job(one.peer)) is not None and one.detached is None:
             yield Named(one.pid, one.peer.start, one.limits, share.counted_as), share

@@ -1,4 +1,4 @@
-"""What a log says against a client or a server is asked of MPS before anything rests on it.
+"""What a log says against a client or a server is asked of MPS before it is acted on.
 
 Lines can be forged and can be late. So these are only hints until MPS's own answer (``get_server_list``,
 ``get_server_status``, ``get_client_list``) confirms them: that there is a server; that a process works there that did

@@ -23,7 +23,7 @@ IDLE_EXIT = 3.0
 """Seconds that a server without a client gets to exit; it takes 60 to 100 ms. One that was started for a client that
 has died meanwhile never does, and the daemon answers nothing until it is killed (conformance scenario X1)."""
 HANDOVER = 8.0
-"""Seconds in which the gate ends a hand-over that stands still because its client says nothing (5), and finishes the
+"""Seconds in which the gate ends a hand-over that goes no further because its client says nothing (5), and finishes the
 handshake for it (2.1). MPS answers no one meanwhile, and no server is to be killed for that."""
 QUERY_EVERY = 120.0
 """Seconds between two queries while nothing happens: each one writes into the log that is read."""

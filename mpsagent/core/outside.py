@@ -58,8 +58,8 @@ class Outsider(NamedTuple):
 def outside(
     listed: Iterable[Sighting], ours: Collection[str], inside: Mapping[int, int | None]
 ) -> tuple[Sighting, ...]:
-    """Those on our devices who are not ``inside``: by pid, with the start time where that is known. What draws on the
-    screen is none of ours."""
+    """Those on our devices who are not ``inside``: by pid, with the start time where that is known. A process that
+    draws on the screen is left out."""
     found: dict[int, Sighting] = {}
     for one in listed:
         passed = one.pid in inside and inside[one.pid] in (None, one.start)
@@ -101,7 +101,7 @@ def spared(one: Sighting, policy: Policy, who: Identity | None) -> str | None:
 
 
 def ended(one: Outsider, policy: Policy, who: Identity | None, now: float) -> tuple[Ending | None, int | None]:
-    """How it stands with the end of a process that NVML has just listed, and the signal that is due: none at first,
+    """How far the end of a process is that NVML has just listed, and the signal that is due: none at first,
     SIGTERM after ``bypass_grace``, SIGKILL after ``hang.kill_grace``."""
     if policy.bypass != "terminate" or spared(one.seen, policy, who) is not None:
         return None, None

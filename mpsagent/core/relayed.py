@@ -31,7 +31,8 @@ RULE = "a client that MPS lists and the gate has not seen counts, too"
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """``told``: whoever was seen until then the gate has been told of; ``beyond``: since when a client is too many."""
+    """``told``: the gate has been told of all that were seen until then; ``beyond``: since when a client is too
+    many."""
 
     told: float = float("-inf")
     beyond: Mapping[int, float] = field(default_factory=dict)

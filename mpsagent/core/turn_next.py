@@ -52,7 +52,8 @@ def following(m: Moment) -> float | None:
 
 
 def _only_kept_open(m: Moment, server: Server) -> bool:
-    """Whoever MPS lists there has ended: another process, which it has forked or given its descriptors, keeps it."""
+    """The clients that MPS lists there have ended: another process, which it has forked or given its descriptors, keeps
+    it."""
     return bool(server.listed) and server.listed <= m.view.state.kept_open(server).keys()
 
 

@@ -321,7 +321,7 @@ class Instance:
     def _passed(self, handing: Handing, outcome: handover.Passed, *, acknowledged: bool = True) -> None:
         connection, who = handing.connection, handing.connection.peer
         now = self.lane.loop.time()
-        if outcome.status == SERVER_NOT_READY:  # its word, which holds up nobody else (recording 12, H3)
+        if outcome.status == SERVER_NOT_READY:  # the client said so, and it holds up no other client (recording 12, H3)
             self._queue.rest(self.name, who.uid, now, FIRST_NOT_READY, LONGEST_NOT_READY)
         elif acknowledged:
             self._not_ready = 0.0

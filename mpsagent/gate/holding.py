@@ -1,4 +1,5 @@
-"""The connections of CUDA clients that wait: their sockets, their knocks, their place in the store."""
+"""The connections of CUDA clients that wait: their sockets, what the agent was told of them, their place in the
+store."""
 
 from __future__ import annotations
 

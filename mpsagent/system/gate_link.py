@@ -1,9 +1,8 @@
 """The agent's end of the link to the gate: it connects, comes back after each break, and never makes the loop wait.
 
 Each message of the gate is delivered with the process that it speaks of, held by the pidfd that the gate took when
-that process knocked. Whatever is sent fits into bounded buffers; what does not is a break, and after a break everything
-is said anew by both sides.
-"""
+that process connected. Whatever is sent fits into bounded buffers; what does not is a break, and after a break
+everything is said anew by both sides."""
 
 from __future__ import annotations
 
