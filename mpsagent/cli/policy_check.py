@@ -117,7 +117,7 @@ def _instance_text(one: Policy) -> str:
     """What it serves, and for whom."""
     gpus = "each GPU" if one.devices == ("each",) else ", ".join(one.devices) or "all GPUs"
     whom = [*one.only_users, *(f"group {name}" for name in one.only_groups)]
-    who = ", ".join(whom) or "whoever no instance names"
+    who = ", ".join(whom) or "users whom no instance names"
     return wording.safe(f"instance {one.instance}: {gpus}, for {who}; {one.sharing}", 400)
 
 

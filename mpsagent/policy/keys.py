@@ -232,12 +232,12 @@ KEYS: tuple[Key, ...] = (
     ),
     Key(
         "instance", "users", kinds.NAMES, _OF,
-        "users who work here, and nowhere else (with several instances)", (), "whoever no instance names",
+        "users who work here, and nowhere else (with several instances)", (), "users whom no instance names",
         attribute="only_users",
     ),
     Key(
         "instance", "groups", kinds.NAMES, _OF, "groups whose members work here, and nowhere else", (),
-        "whoever no instance names", attribute="only_groups",
+        "users whom no instance names", attribute="only_groups",
     ),
     Key(
         "instance", "server",
