@@ -314,7 +314,7 @@ KEYS: tuple[Key, ...] = (
     Key(
         "agent", "placement",
         kinds.choice({
-            "fixed": "the first instance that names the user, a group of the user's, or no one at all",
+            "fixed": "the first instance that names the user, a group of the user's, or neither users nor groups",
             "least-loaded": "of those the one with the fewest users and clients; users with clients stay there",
             "own": "the one in whose directory the program looks for MPS: each has its own",
         }),
