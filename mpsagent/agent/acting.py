@@ -42,7 +42,8 @@ class Those(NamedTuple):
     below: int | None = None
 
     def among(self, clients: Sequence[Client]) -> list[Client]:
-        """Who has left its server, and lives on, is none: nothing of it can hurt a neighbour. Reads /proc."""
+        """A process that has left its server and lives on is not among them: its end hurts no neighbour. Reads
+        /proc."""
         found = [
             one for one in clients
             if one.detached is None and self.uid in (None, one.uid) and self.job in (None, one.job)
@@ -58,7 +59,7 @@ def no_client(pid: int, held: bool) -> Problem:
     """Nothing to end there; ``held``: it is a process that waits, which `clients` lists, too."""
     if held:
         what, hint = (
-            f"process {pid} waits at the gate: it is no client yet, and nothing runs",
+            f"process {pid} waits at the gate: it is not a client yet, so there is nothing to end",
             f"kill {pid} takes it away",
         )
         return Problem(404, what, "pid", f"{hint}, for root and its user")
@@ -67,7 +68,7 @@ def no_client(pid: int, held: bool) -> Problem:
 
 class Acting:
     """Of one node. ``by``: the uid that asked. Each order raises Problem where it cannot be done. ``written`` waits
-    until the api shows what is so now; ``load`` reads the policy and goes by it; ``each_of``: a policy's instances by
+    until the api shows the new state; ``load`` reads the policy and applies it; ``each_of``: a policy's instances by
     name."""
 
     def __init__(
@@ -173,8 +174,8 @@ class Acting:
         now = self._clock.now()
         drains = [lane.drain for one in self._those(instance) for lane in one.state.lanes.values()]
         if any(drain is not None and not drain.restart for drain in drains):
-            hint = "mpsagent-cli resume, then restart; drain --timeout 0s ends what still works"
-            raise Problem(409, "nothing is started in a drain", "drain", hint)
+            hint = "mpsagent-cli resume, then restart; drain --timeout 0s ends the clients that still work"
+            raise Problem(409, "no control daemon is started in a drain", "drain", hint)
 
         def order(one: Agent) -> None:
             if dry_run:

@@ -14,14 +14,14 @@ from pathlib import Path
 from mpsagent.agent.settings import Settings
 
 USER, NOBODY = "mpsagent-api", 65534
-"""Whose process it is; where there is no such user, it is nobody's."""
+"""The user of its process; where there is no such user, uid 65534 (nobody)."""
 PROGRAM = "mpsagent.api.main"
 ENDS = 3.0
 """Seconds that it has to write down what it was told, after the agent."""
 
 
 class ApiSide:
-    """``public``: the listening socket for everybody, where the agent has it."""
+    """``public``: the listening socket for readers, where the agent has it."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -19,8 +19,8 @@ from mpsagent.system.processes import parent
 from mpsagent.system.whole_file import opened
 
 CONTROL_MOST, SERVER_MOST = 256 << 20, 32 << 20
-"""Bytes from the end of each log that are read at most: a log that nobody rotates, or a file with a hole, must not hold
-up the start. What they leave open MPS is asked, as after a rotation."""
+"""Bytes from the end of each log that are read at most: a log that is not rotated, or a file with a hole, must not hold
+up the start. What the skipped part would have said is asked of MPS, as after a rotation."""
 
 
 class Caught(NamedTuple):
@@ -66,7 +66,8 @@ def catch_up(control_log: str, server_log: str, control: LogParser, server: LogP
 
 
 def foreign(event: Line, socket: str) -> bool:
-    """Another control daemon says in our log that it starts. It is none of ours and ends nothing of ours."""
+    """Another control daemon says in our log that it starts. Its servers and clients are not this instance's, and none
+    of this instance's have ended."""
     if event.what is not ControlStarted or event.text == socket:
         return False
     return os.path.realpath(event.text) != os.path.realpath(socket)

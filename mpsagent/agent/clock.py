@@ -44,7 +44,7 @@ class SteadyClock:
 
     def carry_on(self, kept: object) -> float:
         """Goes on as the clock of an agent before, unless the wall clock was set since that one's start. Returns what
-        its times have to be moved by. What an earlier boot has left is of the wall clock as far as anyone knows."""
+        its times have to be moved by. Times of an earlier boot are taken as the wall clock's."""
         boot = self.kept()[0]
         if not isinstance(kept, list) or len(kept) != 2 or kept[0] != boot or not isinstance(kept[1], float):
             return 0.0

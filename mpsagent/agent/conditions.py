@@ -53,8 +53,8 @@ def note_files(conditions: Conditions, who: str, files: int | None, now: float) 
     """A limit of open files that is too low (None: not known): what needs one more fails, each thing in its own
     words. Returns what is wrong."""
     few = files is not None and files < FILES
-    what = f"{who} may open only {files} files, and as many clients as may come need {FILES}" if few else None
-    conditions.set(f"files of {who}", what, now, "LimitNOFILE= in its unit, ulimit -n; then start it anew")
+    what = f"{who} may open only {files} files; for as many clients as may come it needs {FILES}" if few else None
+    conditions.set(f"files of {who}", what, now, "raise LimitNOFILE= in its unit, or ulimit -n; then start it again")
     return what
 
 
@@ -69,13 +69,13 @@ def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
     users = ", ".join(f"user {uid}: {why}" for uid, why in list(state.unconfirmed.items())[:5])
     what = f"MPS does not confirm limits, so the strictest ones are tried instead ({users})" if users else None
     conditions.set("limits unconfirmed", what, now, "mpsagent-cli policy explain USER shows what was to be set")
-    do = "see getent passwd UID, which must answer; no user is let in or ended by rules that may not be theirs"
+    do = "make getent passwd UID answer; until then they are held, and no time limit or turn ends their clients"
     conditions.set("names", _unidentified(view, now), now, do)
     do = "it takes hold by itself; to wait no longer, end those clients (mpsagent-cli clients)"
     conditions.set("sharing", quitting.old_way(view), now, do, sure=_out_of_turn(view))
     count = "1 client was" if state.unseen == 1 else f"{state.unseen} clients were"
     what = f"{count} refused, whose processes mpsagent cannot see" if state.unseen else None
-    do = "run it in the host's pid namespace (hostPID, --pid=host)"
+    do = "run mpsagent in the host's pid namespace (hostPID, --pid=host)"
     conditions.set("pid namespace", what, now, do, sure=False)
     for topic, what in _policy(view):
         conditions.set(topic, what, now, sure=False)
@@ -86,14 +86,14 @@ def note_lane(conditions: Conditions, core: Core, lane: Key, now: float) -> None
     view, memories = core.view(lane), core.memories.lanes[lane]
     state = view.state
     silent = "the control daemon does not answer" if state.lane.silent_since is not None else None
-    what_then = "the agent resumes or kills what hangs after hang.control"
+    what_then = "after hang.control the agent resumes or kills what hangs"
     if not state.policy.enforce_hang:
         what_then = "hangs are only reported (enforce = false); mpsagent-cli restart"
     conditions.set("control daemon silent", silent, now, what_then)
     failed = (
         "the control daemon does not start or stay up; users who wait are refused" if memories.hangs.failed else None
     )
-    do = "look at mpsagent-cli events; it is tried again once a minute, and at once by mpsagent-cli restart"
+    do = "look at mpsagent-cli events; the agent tries again once a minute, and mpsagent-cli restart tries at once"
     conditions.set("control daemon failed", failed, now, do)
     failure = state.lane.start_failure
     starting = None
@@ -105,19 +105,19 @@ def note_lane(conditions: Conditions, core: Core, lane: Key, now: float) -> None
         "servers", starting, now, "look at server.log and nvidia-smi; clients that wait are held, then refused"
     )
     differs = ", ".join(str(pid) for pid in sorted(memories.limits.differs))
-    what = f"server {differs} started with other limits than its client was handed over with" if differs else None
+    what = f"server {differs} started with other limits than its first client's" if differs else None
     conditions.set("limits", what, now, "see mpsagent-cli events; was the daemon changed by hand?")
-    what, do = None, "end what that user has left behind (ps -u USER): MPS gives nothing back before"
+    what, do = None, "end what that user has left behind (ps -u USER): MPS gives nothing back until then"
     kept = [(pid, uid, server) for server in state.servers.values() for pid, uid in state.kept_open(server).items()]
     if kept:
         who = ", ".join(f"client {pid} of uid {uid} on server {server.pid}" for pid, uid, server in kept[:MOST_NAMED])
         what = f"a process that has ended keeps its place and its memory, because another one holds them open: {who}"
     conditions.set("kept open", what, now, do)
     gate, of_gate = state.gate, state.lane
-    do = "make room there; it is tried again when a user comes or goes; a gate that starts without the agent holds all"
+    do = "make room there; a gate that starts now without the agent holds all clients"
     conditions.set("gate's table", of_gate.unkept or None if gate else None, now, do)
     what = "the control daemon greets in a way that is not known"
-    do = "is the driver another one? clients are passed on untouched, with the strictest limits; turns are not kept"
+    do = "is the driver another one? clients are passed on untouched, with the strictest limits; there are no turns"
     conditions.set("handshake", what if gate and of_gate.known_handshake is False else None, now, do)
     conditions.set("waiting", _too_long(view, core.memories.turns.left, now), now, "see mpsagent-cli queue")
     for topic, what in (*_gate(view), *_limits(view)):
@@ -134,7 +134,7 @@ def _unidentified(view: View, now: float) -> str | None:
     if not late:
         return None
     who = some([f"uid {uid}" for uid in late])
-    return f"the name service does not say who {who} is, so what the policy says of them is not known"
+    return f"the name service does not say who {who} is, so the policy's rules for them are not known"
 
 
 def _out_of_turn(view: View) -> bool:
@@ -174,7 +174,7 @@ def _stuck(uid: int, seconds: float) -> str:
 # --- what cannot be promised ------------------------------------------------------------------------------------------
 
 Unsure = Iterator[tuple[str, str | None]]
-"""Topics with what is so, None: nothing."""
+"""Topics, each with what cannot be promised, or None."""
 
 
 def _policy(view: View) -> Unsure:
@@ -196,7 +196,7 @@ def _policy(view: View) -> Unsure:
 def _gate(view: View) -> Unsure:
     gate, what = view.state.gate, None
     if gate is None:
-        what = "the gate is not connected: it goes on as it was told last, and the queue is not known here"
+        what = "the gate is not connected: it goes on with what the agent told it last; who waits is not known"
     elif view.sent is not None and gate.synced and not view.settled:
         what = "the gate has not confirmed yet whom it lets in"
     yield "gate table", what
@@ -209,7 +209,7 @@ def _limits(view: View) -> Unsure:
     what = f"clients with the strictest limits instead of their own: {some(strict)}" if strict else None
     yield "fail-safe", what
     through = "clients that came through another process and were not seen by the gate"
-    then = "they count, pause and end with their user, but the gate could not hold them before they worked"
+    then = "they count, pause and end as their user's others, but the gate could not hold them before they worked"
     yield "unseen", f"{through}: {some(unseen)}; {then}" if unseen else None
     unnamed = "server.log does not name its clients (a driver before 580)"
     what = f"{unnamed}: a client counts as at work until its process ends"
@@ -223,7 +223,7 @@ def _limits(view: View) -> Unsure:
     present = [] if view.turn is None else [view.turn.uid]
     users = (*present, *view.waiting()[:MOST_NAMED]) if view.suspended else ()
     free = [f"user {uid}" for uid in users if pause_room.unlimited(view, uid)]
-    what = f"whether their memory fits beside that of paused users is not known (no memory limit): {some(free)}"
+    what = f"users without a memory limit, whose memory may not fit beside that of paused users: {some(free)}"
     yield "memory beside paused", what if free else None
 
 

@@ -120,7 +120,7 @@ class Executor:
                 ended = await run_hook(action.program, action.subject, deadline=action.deadline)
                 said = ended.problem or ended.err or ended.out
                 return ended.code == 0, " ".join(said.split())[:300]
-        return False, f"it is not known how to do {type(action).__name__}"
+        return False, f"the agent does not know how to do {type(action).__name__}"
 
     # --- by the front-end ---------------------------------------------------------------------------------------------
 

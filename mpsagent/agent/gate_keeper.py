@@ -1,4 +1,4 @@
-"""That there is a gate. Under systemd its units are looked after; without systemd there is the gate's keeper, which
+"""Keeps a gate running. Under systemd its units are looked after; without systemd there is the gate's keeper, which
 binds the public sockets and outlives the agent as the control daemon does.
 
 One that runs already is left alone. A gate whose keeper has died goes on alone, because starting it anew would refuse
@@ -82,7 +82,7 @@ class GateKeeper:
         for note in directories.prepare_public(self._public):
             self._recorder.record("directory", now, text=note)
         process = self._child = self._run()
-        end = now + BINDS  # who starts before runs outside MPS: until then nobody is told that all is well
+        end = now + BINDS  # who starts before runs outside MPS: until then the agent does not say that it is ready
         while directories.listener_of(f"{self._public}/control") is None and process.poll() is None:
             if self._clock.now() > end:
                 break

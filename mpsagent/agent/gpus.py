@@ -1,4 +1,4 @@
-"""Which GPUs there are: from NVML, from a file, or, until one of them answers, what was found last."""
+"""Which GPUs there are: from NVML, from a file, or, until one of them answers, those found last."""
 
 from __future__ import annotations
 

@@ -273,8 +273,8 @@ class Agent(Recorder):
                 gpus.remember(self.settings, visible, found)
                 self.take([inp.DevicesFound(now, found)])
                 return
-            lesser = "those found last are taken" if self.devices else "clients get less than their policy until then"
-            do = f"see nvidia-smi; memory limits and multiprocessors are counted by the GPUs, {lesser}"
+            lesser = "the GPUs found last count" if self.devices else "clients get less than their policy until then"
+            do = f"see nvidia-smi; memory limits and multiprocessors depend on the GPUs: {lesser}"
             self.conditions.set("devices", found, now, do)
             await asyncio.sleep(GPU_AGAIN)
 
@@ -330,7 +330,7 @@ class Agent(Recorder):
                     lane.look()
                 self._note_conditions()
             except Exception as error:
-                self.failed("looking around failed", error)
+                self.failed("a regular look at the node failed", error)
 
     # --- deciding -----------------------------------------------------------------------------------------------------
 

@@ -147,7 +147,7 @@ class Lane:
             control.ours = server.ours = child_of(control.daemon)
             caught = await asyncio.to_thread(catch_up, *paths, control, server, f"{self.where.hidden}/control")
             if caught.passed_over:
-                text = f"{caught.passed_over} bytes of the logs were not read: rotate them (logrotate)"
+                text = f"the logs are too long: {caught.passed_over} bytes were not read; rotate them (logrotate)"
                 log.warning("logs", text=text)
         now = self._clock.now()  # lines from before the wall clock was set back are of the future
         events = [one if one.at <= now else one._replace(at=now) for one in caught.events]

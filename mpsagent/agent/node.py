@@ -1,6 +1,6 @@
 """The whole agent: the policy, the link to the gate, and an :class:`Agent` for each instance of MPS.
 
-Instances share nothing but these: a fault, a hang or a restart of one is none of the others' business.
+Instances share nothing but these: a fault, a hang or a restart of one does not touch the others.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ class Node(Recorder):
             try:
                 self._look_around(self.clock.now())
             except Exception as error:
-                self.failed("looking around failed", error)
+                self.failed("a regular look at the node failed", error)
 
     def _look_around(self, now: float) -> None:
         self.conditions.expire(now)
@@ -274,8 +274,10 @@ class Node(Recorder):
             self._foreign_at, self._foreign_busy = now + FOREIGN_EVERY, True
             self.spawn(self._look_for_others())
         unplaced = self.placing.unplaced
-        what = f"{unplaced} connections wait for the name service to say whose they are" if unplaced else None
-        self.conditions.set("names", what, now, "see getent passwd UID; where a user belongs is named in the policy")
+        what = f"{unplaced} connections wait until the name service says whose they are" if unplaced else None
+        self.conditions.set(
+            "names", what, now, "make getent passwd UID answer: the policy says by name where a user belongs"
+        )
 
     def _look_at_api(self, now: float) -> None:
         lost = f", {self.shown.lost} lost" if self.shown.lost else ""
@@ -285,14 +287,14 @@ class Node(Recorder):
 
     def _look_at_gate(self, now: float) -> None:
         path, problem = f"{self.where.public}/control", self.placing.link.problem
-        do = "clients are held, and served as the gate was told last; see the gate's own log"
+        do = "clients are held, or served by what the agent told the gate last; see the gate's own log"
         self.conditions.set("gate", problem, now, do)
         there = os.path.lexists(path)
         what = f"{path} has gone: programs that start now run outside MPS, without limits"
-        do = "the agent has systemd make it again, or the gate's parent process does; else see the journal or gate.log"
+        do = "systemd, or else the gate's parent process, makes it again; if not, see the journal or gate.log"
         self.conditions.set("public directory", None if there else what, now, do)
         what = f"{path}_privileged has gone: root's front-ends come to {path}, where users can delay them"
-        do = "the gate's parent process makes it again; else see gate.log"
+        do = "the gate's parent process makes it again; if not, see gate.log"
         if self.settings.supervise == "systemd":
             do = "systemctl stop mpsagent-gate-privileged.socket; systemctl restart mpsagent-gate"
         gone = there and problem is None and not os.path.lexists(f"{path}_privileged")
@@ -321,7 +323,11 @@ class Node(Recorder):
         do = " && ".join(one.command() for one in serving)
         self.conditions.set("foreign daemon", what, now, do)
         what = "; ".join(f'control daemon {one.pid} of an instance "{name}"' for one, name in left)
-        what = f"the policy has these no more, and they run on with their clients: {what}" if left else None
+        what = (
+            f"the policy no longer has the instances of these, which run on with their clients: {what}"
+            if left
+            else None
+        )
         do = f"when those clients have ended: {' && '.join(one.command() for one, _ in left)}"
         self.conditions.set("daemon left", what, now, do)
 
@@ -334,7 +340,7 @@ class Node(Recorder):
     # --- what the api shows -------------------------------------------------------------------------------------------
 
     def page(self) -> Page:
-        """What is so. Of users: who has to do with MPS now."""
+        """The page for the api. Its users are those who have to do with MPS now."""
         self._look_at_api(self.clock.now())  # it has come since the last look
         nvml, seen = self.gpus.nvml, self.gpus
         names = dict(self.people.known) | {uid: who for one in self.agents for uid, who in one.people.known.items()}

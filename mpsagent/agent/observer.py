@@ -1,4 +1,4 @@
-"""What announces itself by nothing and is looked at from time to time, of one instance: stopped processes, idle
+"""What sends no event and is looked at from time to time, of one instance: stopped processes, idle
 clients, processes outside MPS, the compute mode."""
 
 from __future__ import annotations

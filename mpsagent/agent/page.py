@@ -43,7 +43,7 @@ class Instance(NamedTuple):
 
 
 class Page(NamedTuple):
-    """What is so: a whole. ``offset``: of the agent's clock from the monotonic one, which all processes share;
+    """The state of all instances. ``offset``: of the agent's clock from the monotonic one, which all processes share;
     ``moved``: by what the wall clock was set since the agent before; ``single``: there is one instance, and records do
     not name it; ``places``: where users may be placed."""
 
@@ -106,5 +106,5 @@ def _written(policy: Policy) -> bytes:
 
 
 def policy_of(data: bytes) -> Policy:
-    """Stands for what the api reads a policy with: the agent unpickles nothing."""
+    """In the place of the class with which the api reads a policy: the agent unpickles nothing."""
     raise NotImplementedError

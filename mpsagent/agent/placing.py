@@ -22,7 +22,7 @@ from mpsagent.wire import link
 
 
 class Placing:
-    """Of one node. A knock whose user has to be known by name first waits here, and in the gate. ``how()``: as the
+    """Of one node. A client whose user has to be known by name first waits here, and at the gate. ``how()``: as the
     policy says; ``own()``: each instance has a public directory of its own."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Placing:
     def _lost(self, why: str) -> None:
         self._forget()
         self.gate = None
-        do = "clients are held, and served as the gate was told last; see the gate's own log"
+        do = "clients are held, or served by what the agent told the gate last; see the gate's own log"
         self._conditions.set("gate", why, self._clock.now(), do)
         for agent in self._agents:
             agent.gate.lost()
@@ -217,7 +217,7 @@ class Placing:
         self._refuse(knock, process, why)
 
     def _identified(self, knock: link.Knock, process: Pidfd | None, places: Sequence[Place]) -> Identity | None:
-        """Who knocks; None: the name service has to say so first."""
+        """Who the user of a client that comes is; None: the name service has to say so first."""
         self._people.meet([knock.uid])
         who = self._people.known.get(knock.uid)
         if who is None and placement.needs_names(places):

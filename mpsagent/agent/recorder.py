@@ -1,4 +1,4 @@
-"""What happens goes into the journal and to the api; what goes wrong in the agent itself is said and survived."""
+"""What happens goes into the journal and to the api; the agent reports its own errors, and goes on."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Recorder:
         last = traceback.extract_tb(error.__traceback__)[-1:]
         where = ", ".join(f"{frame.filename}:{frame.lineno}" for frame in last)
         text = f"{what}: {error!r} at {where}"
-        do = "please report it with the journal; if it does not go away: systemctl restart mpsagent"
+        do = "please report it with the journal; if it comes again: systemctl restart mpsagent"
         if self.conditions.set(f"agent: {what}", f"internal error, {text}", now, do, until=now + FORGET):
             self.record("agent.error", now, text=text)
 

@@ -111,7 +111,7 @@ def waiting_rows(core: Core) -> list[int]:
 
 
 def waited_rows(core: Core) -> list[list[Any]]:
-    """How long clients had waited at the gate, which tells it to nobody later."""
+    """How long clients had waited at the gate, which does not tell it to a later agent."""
     found = [[one.pid, one.peer.start, round(one.waited, 3)] for one in core.state.clients.values() if one.waited]
     return found[:MOST]
 
@@ -197,7 +197,8 @@ def ending(kept: Mapping[str, Any], now: float) -> inp.Resumed:
 
 def take_up_turn(core: Core, kept: Mapping[str, Any], told: Iterable[inp.Input], now: float) -> None:
     """Before the engine decides for the first time: the turn goes on where the earlier agent was with it, when its user
-    has a client among what the gate has ``told``. No time is later than ``now``: nobody is to wait for it."""
+    has a client among what the gate has ``told``. No time is later than ``now``: no user is to wait for one in the
+    future."""
     with suppress(*_DAMAGED):
         served = {int(uid): min(now, _number(at)) for uid, at in kept["served"][:MOST]}
         core.memories = replace(core.memories, turns=Memory(served=served))

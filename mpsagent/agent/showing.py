@@ -108,7 +108,7 @@ class Showing(asyncio.Protocol):
         self._soon()
 
     async def written(self, timeout: float) -> None:
-        """Returns when the api shows what is so now and has written it down, or is away, or after that time."""
+        """Returns when the api shows the present state and has written it down, or is away, or after that time."""
         if self._transport is None:
             return
         self._changed, self._earliest = True, float("-inf")

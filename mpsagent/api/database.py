@@ -180,8 +180,8 @@ class Database:
 
     def trim(self, now: float, keep: float, size: int) -> bool:
         """Removes some of the oldest records and sessions if they are older than ``keep`` seconds. If the file has more
-        than ``size`` bytes, records go, or, when there are more of these, sessions of the user who has most: nobody can
-        push out what others had. The last record stays, because of its number. True when there may be more to
+        than ``size`` bytes, records go, or, when there are more of these, sessions of the user who has most: no user
+        can push out what others had. The last record stays, because of its number. True when there may be more to
         remove."""
         pages, free, page = (self._pragma(name) for name in ("page_count", "freelist_count", "page_size"))
         large = (pages - free) * page > size

@@ -34,9 +34,9 @@ class CursorGone(Problem):
     def __init__(self, cursor: int, oldest: int) -> None:
         super().__init__(
             410,
-            f"the events after cursor {cursor} are not kept (any more)",
+            f"the events after cursor {cursor} are not kept",
             "cursor",
-            f"go on with cursor={oldest}; what was between is lost",
+            f"go on with cursor={oldest}; the events between are lost",
             oldest=oldest,
         )
 
@@ -56,10 +56,10 @@ class Everything:
         page = self._received.page
         if page is None:
             hint = "systemctl status mpsagent; start it: systemctl enable --now mpsagent"
-            raise Problem(503, "the agent has not said anything so far: it does not run, or is only starting", "", hint)
+            raise Problem(503, "the agent has not sent anything yet: it does not run, or is only starting", "", hint)
         return page
 
-    # --- what is so ---------------------------------------------------------------------------------------------------
+    # --- the state ---------------------------------------------------------------------------------------------------
 
     def status(self) -> Json:
         """Made again when anything has changed, and after a moment for the spans of time in it; else the same."""
@@ -124,7 +124,7 @@ class Everything:
             self._since.clear()
         else:
             since = self._since.setdefault("history", now)
-            found.append(Condition(problem, since, "make room, or mend the disk; it goes on by itself"))
+            found.append(Condition(problem, since, "make room, or mend the disk; the api then goes on by itself"))
         for text in self._history.notes:
             self._notes.append(Condition(text, now, "mpsagent goes on; sqlite3 reads it"))
             self._received.append("history.broken", now, text=text)

@@ -75,7 +75,9 @@ class Metrics:
         self._ends = self._counter("client_ends", "Clients that have ended, by outcome.", "outcome")
         self._forced = self._counter("forced_ends", "Clients that mpsagent has ended, by the rule.", "rule")
         self._changes = self._counter("user_changes", "Times when the GPU went from one user to another.")
-        self._gates = Counter("mpsagent_gate_restarts", "Gates that took another's place.", registry=self._registry)
+        self._gates = Counter(
+            "mpsagent_gate_restarts", "Starts of a gate in the place of an earlier one.", registry=self._registry
+        )
         self._waits = self._histogram("wait_seconds", "How long clients that were served had waited.", WAITS)
         self._handovers = self._histogram("handover_seconds", "How long MPS took to take a client over.", MOMENTS)
         self._gaps = self._histogram("user_change_gap_seconds", "How long no user had the GPU at a change.", MOMENTS)
@@ -205,7 +207,7 @@ class Metrics:
         gate, health = status["gate"], status["health"]
         version = {"version": status["agent"]["version"]}
         yield _gauge("build_info", "Version of the agent.", [(version, 1)])
-        yield _gauge("healthy", "1 when nothing needs a person.", [({}, health["ok"])])
+        yield _gauge("healthy", "1 when healthy: no problem needs a person.", [({}, health["ok"])])
         yield _gauge("problems", "Reasons for not being healthy.", [({}, len(health["problems"]))])
         yield _gauge("gate_up", "1 when the gate is connected.", [({}, gate["connected"])])
         known = gate["handshake"] is not False
@@ -233,7 +235,7 @@ class Metrics:
         spent = [({INSTANCE: which, "user": user}, value) for (which, user), value in self._time.items()]
         yield _counter("gpu_seconds", about, spent)
         now = {job: one for found in self._now.values() for job, one in found.items()}
-        about = "What a user's or job's server makes of the GPU; together that of all users."
+        about = "GPU utilisation by a user's or job's server; with sharing together that of all users."
         ratios: dict[tuple[str, ...], Sample] = {}
         for job, (ratio, _) in now.items():
             if ratio is not None and len(ratios) < MOST_USED:
@@ -243,7 +245,7 @@ class Metrics:
         for job, (_, energy) in now.items():
             used = self._used(job)
             used[1] = max(used[1], used[0] + energy)
-        about = "Energy that the GPU used for a user or job; together divided by time at work."
+        about = "Energy that the GPU used for a user or job; with sharing together divided by time at work."
         used_so_far = [(self._of_job(job), max(one)) for job, one in self._energy.items()]
         yield _counter("energy_joules", about, _summed(used_so_far))
 
@@ -256,16 +258,16 @@ class Metrics:
 Sample = tuple[Mapping[str, str], float]
 
 _OF_INSTANCE: dict[tuple[str, str], Callable[[Json], float]] = {
-    ("not_guaranteed", "Promises that do not hold now."): lambda page: len(page["not_guaranteed"]),
+    ("not_guaranteed", "What mpsagent cannot promise now (not sure)."): lambda page: len(page["not_guaranteed"]),
     ("control_up", "1 when the MPS control daemon runs."): lambda page: _runs(page),
     ("waiting_users", "Users waiting for the GPU."): lambda page: page["waiting_users"],
     ("waiting_processes", "Processes held at the gate."): lambda page: page["waiting_processes"],
     ("outside_processes", "Processes on the GPUs outside MPS."): lambda page: page["outside_processes"],
-    ("draining", "1 while nothing new is let in."): lambda page: page["drain"]["draining"],
+    ("draining", "1 while a drain is on: no new client is let in."): lambda page: page["drain"]["draining"],
     ("limits_drifted", "Servers with other than their first client's limits."): lambda page: _count(page, "drifted"),
     ("limits_unconfirmed", "Users whose limits MPS did not confirm."): lambda page: _count(page, "unconfirmed"),
     ("clients_fail_safe", "Clients with the strictest limits."): lambda page: _count(page, "fail_safe"),
-    ("unknown_lines", "Log lines no rule knows."): lambda page: page["unknown_lines"],
+    ("unknown_lines", "Log lines of MPS that mpsagent does not know."): lambda page: page["unknown_lines"],
     ("foreign_lines", "Log lines about processes that did not pass the gate."): lambda page: page["foreign_lines"],
 }  # fmt: skip
 _OF_DEVICES: dict[tuple[str, str], Callable[[Json], float | None]] = {
@@ -274,7 +276,7 @@ _OF_DEVICES: dict[tuple[str, str], Callable[[Json], float | None]] = {
     ("gpu_utilization_ratio", "Part of the time in which a kernel ran."): lambda gpu: gpu["utilization"],
     ("gpu_power_watts", "Power drawn."): lambda gpu: gpu["power"],
     ("gpu_temperature_celsius", "Temperature."): lambda gpu: gpu["temperature"],
-    ("gpu_xids", "Xid errors of the driver that were heard of."): lambda gpu: gpu["xids_seen"],
+    ("gpu_xids", "Xid errors that the driver has reported."): lambda gpu: gpu["xids_seen"],
 }  # fmt: skip
 """What NVML says, by device; nothing where it does not."""
 _OF_USERS: dict[tuple[str, str], Callable[[Json], list[tuple[Mapping[str, Any], float]]]] = {

@@ -1,4 +1,4 @@
-"""What stands behind the ? of a request: declared once, by the schema that OpenAPI has of it, and read by that."""
+"""The parameters of a request: declared once, by their OpenAPI schema, and read by that schema."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def _text(least: int, most: int) -> Json:
 _TIME: Json = {"type": "string", "format": "date-time", "examples": ["2026-11-22T08:00:00Z"]}
 _DAY: Json = {"type": "string", "format": "date", "examples": ["2026-11-22"]}
 PARAMETERS = {
-    "cursor": Parameter("what comes after this one; without it the newest", _number(0, 1 << 62)),
+    "cursor": Parameter("what comes after this cursor; without it the newest", _number(0, 1 << 62)),
     "limit": Parameter("at most this many (100)", _number(1, 1000)),
-    "follow": Parameter("1: go on with what comes; without those below", _number(0, 1)),
+    "follow": Parameter("1: go on with new events; not with the parameters below", _number(0, 1)),
     "user": Parameter("only of this user: name or uid", _text(1, 256)),
     "pid": Parameter("only of this process", _number(1, 1 << 31)),
-    "kind": Parameter("only kinds that begin so: client.ended; several with commas", _text(0, 1000)),
+    "kind": Parameter("only kinds that begin with this, as client.ended; several with commas", _text(0, 1000)),
     "since": Parameter("not before this time", _TIME),
     "until": Parameter("before this time", _TIME),
-    "cgroup": Parameter("the path of a cgroup: what holds there, too", _text(0, 4096)),
-    "by": Parameter("of whom each row is (user)", {"type": "string", "enum": ["user", "group", "day", "job"]}),
+    "cgroup": Parameter("the path of a cgroup: also what applies to a process there", _text(0, 4096)),
+    "by": Parameter("what each row is about (user)", {"type": "string", "enum": ["user", "group", "day", "job"]}),
     "job": Parameter("only of the job with this name; with by=job", _text(0, 100)),
     "first": Parameter("first day; 30 days in all", _DAY),
     "last": Parameter("last day (today)", _DAY),

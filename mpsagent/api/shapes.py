@@ -24,8 +24,8 @@ class Limits(TypedDict):
 
 class Session(TypedDict):
     """A process from its coming to its end, or a turn, a pause or a fault: ``kind`` is client, turn, pause or fault.
-    ``pid``: of a fault, the server's. ``began``: let in, null: not so far. ``ended`` null: it goes on. ``waited``,
-    ``worked``: seconds until then, and from then on. ``outcome``: how it ended (of a client ok, ended, faulted, lost,
+    ``pid``: of a fault, the server's. ``began``: when it was let in, or null. ``ended`` null: it goes on. ``waited``,
+    ``worked``: seconds before and after ``began``. ``outcome``: how it ended (of a client ok, ended, faulted, lost,
     left, refused, unknown), and ``why``, by which ``rule``. Of a client: ``limits`` and ``lease`` that it came with,
     ``memory``: the most that was seen; ``utilization`` of its server while it was at work, from 0 to 1, ``energy``: its
     part, in joules; ``shared``: other users were at work on that server, too. Of a turn: ``before``, who had the GPU,
@@ -60,12 +60,11 @@ class Session(TypedDict):
 class Turn(TypedDict):
     """Who has the GPU.
 
-    ``memory``: device memory of its processes together, as far as it is known. ``limits``: what each of them was let in
-    with, null where that differs; while there is none, what the policy gives. ``contested``: since when another user
-    waits for it; ``ends``: when it is over at the latest (null: while no user waits, or never); ``after``, ``grace``:
-    what the policy gives from then on, null: no end; ``slice``: how long the turn lasts where it ends in a pause, else
-    null; ``action``: what happens at its end; ``ending``: since when that is under way.
-    """
+    ``memory``: device memory of the user's processes together, null: not known. ``limits``: those with which each of
+    them was let in, null where they differ; without a process, those of the policy. ``contested``: since when another
+    user waits; ``ends``: when the turn is over at the latest (null: no user waits, or it has no end); ``after``,
+    ``grace``: the policy's seconds from ``contested`` on, null: no end; ``slice``: the seconds of a turn that ends in a
+    pause, else null; ``action``: what happens at its end; ``ending``: since when it ends."""
 
     uid: int
     user: str | None
@@ -110,7 +109,8 @@ class Server(TypedDict):
 
 
 class Container(TypedDict):
-    """By the name of its cgroup. ``engine`` null: that does not say; ``pod``: the uid of its Kubernetes pod."""
+    """Known by the name of its cgroup. ``engine`` null: the name does not say it; ``pod``: the uid of its Kubernetes
+    pod."""
 
     engine: str | None
     id: str
@@ -118,14 +118,14 @@ class Container(TypedDict):
 
 
 class Client(TypedDict):
-    """A process. ``state``: ``waiting`` (held at the gate), ``starting`` (let in, and its server has not spoken of it),
+    """A process. ``state``: ``waiting`` (held at the gate), ``starting`` (let in, and its server has not reported it),
     ``running``, ``paused`` (frozen until its user's turn, since ``paused``), ``sticky`` (in a fault),
-    ``detached`` (left its server and lives), ``ending`` (being ended by the agent; ``why`` says for what).
+    ``detached`` (left its server and lives), ``ending`` (the agent ends it; ``why`` says the reason).
     ``memory``: device memory in use, null: not known. ``utilization``: of its server at the last look, from 0 to 1,
     null: not known; ``shared``: other users were at work there too. ``limits``: those it was handed over with;
     ``fail_safe``: the strictest, because its own were not confirmed. ``unseen``: not seen by the gate, it came through
-    another process. ``outcome``: how it will have ended, as far as
-    that is known."""
+    another process. ``outcome``: how it will have ended, null:
+    not known."""
 
     pid: int
     uid: int
@@ -155,7 +155,7 @@ class Client(TypedDict):
 
 class Waiting(TypedDict):
     """A user whose connections are held or who is paused, in order of being served. ``processes``: how many;
-    ``clients``: their pids, the first 64. ``reason``: one word for ``why``, which is over by itself ``until`` then.
+    ``clients``: their pids, the first 64. ``reason``: one word for ``why``; ``until``: when that is over by itself.
     ``turn``: when, at the latest, the policy gives this user the GPU (null: it says no time)."""
 
     position: int
@@ -222,8 +222,8 @@ class Lease(TypedDict):
 
 
 class Xid(TypedDict):
-    """An error that the driver has reported; NVIDIA's manual of Xid errors has the numbers. ``at``: when it was heard
-    of."""
+    """An error that the driver has reported; NVIDIA's manual of Xid errors has the numbers. ``at``: when the agent
+    heard of it."""
 
     at: Time
     number: int
@@ -231,8 +231,8 @@ class Xid(TypedDict):
 
 class Outside(TypedDict):
     """A process that computes on our GPUs outside MPS. ``began``: when it started, ``since``: when it was seen first;
-    ``why``: the likely reason, by what the process itself shows; ``ends``: when it is to be asked to end, null: it
-    is not."""
+    ``why``: the likely reason, by what the process itself shows; ``ends``: when the agent asks it to end, null:
+    never."""
 
     pid: int
     uid: int
@@ -247,10 +247,10 @@ class Outside(TypedDict):
 
 
 class Device(TypedDict):
-    """From ``generation`` on it is what NVML said at ``seen``; null: it cannot say, or was not asked yet.
+    """``generation`` and what follows are what NVML said at ``seen``; null: it cannot say, or was not asked yet.
     ``utilization``: from 0 to 1, the part of the last second or so in which a kernel ran; ``power`` in watts;
     ``temperature`` in °C; ``mig``: the GPU is divided into MIG devices; ``memory_used``: by all processes, of any kind;
-    ``xids``: the last ones that were heard of, of ``xids_seen``; ``problem``: why the GPU says nothing."""
+    ``xids``: the last of the ``xids_seen`` that the agent heard of; ``problem``: why the GPU does not answer."""
 
     ordinal: int
     uuid: str
@@ -291,7 +291,7 @@ class Health(TypedDict):
 
 
 class Mode(TypedDict):
-    """How the GPU is shared now; a changed policy may wait for those at work. ``sharing``: ``turns`` (one user at a
+    """How the GPU is shared now; a changed policy may wait for clients at work. ``sharing``: ``turns`` (one user at a
     time), ``together`` (all at once) or ``apart`` (all at once, each on a control daemon of the user's own);
     ``server``: ``own`` (one for each turn, or for each user) or ``shared`` (one for all users); ``enforced``: false
     when the policy only reports."""
@@ -313,9 +313,9 @@ class Control(TypedDict):
 
 
 class Gate(TypedDict):
-    """``connected`` false: the gate goes on with what it was told last, and the queue is not known here. ``synced``: it
-    has told all that it holds. ``handshake``: whether the control daemon's greeting is known. ``open``, ``admitted``:
-    the table that was sent last; ``in_force``: the gate works by it."""
+    """``connected`` false: the gate goes on with what the agent told it last, and the agent does not know the queue.
+    ``synced``: the gate has told all that it holds. ``handshake``: whether the control daemon's greeting is known.
+    ``open``, ``admitted``: the table that was sent last; ``in_force``: the gate applies it."""
 
     connected: bool
     pid: int | None
@@ -366,8 +366,8 @@ class LimitsState(TypedDict):
 
 
 class Drain(TypedDict):
-    """``deadline``: when what still runs is ended. ``restart``: it ends with the control daemon, which is started
-    again; any other lasts until a resume."""
+    """``deadline``: when clients still at work are ended. ``restart``: the drain is over when the control daemon has
+    been started again; any other drain lasts until a resume."""
 
     draining: bool
     since: Time | None
@@ -389,7 +389,7 @@ class History(TypedDict):
 
 
 class Page(TypedDict):
-    """What goes on at an instance, or at all of them. ``holder``: the server of the user whose turn it is. ``users``,
+    """The state of an instance, or of all of them. ``holder``: the server of the user whose turn it is. ``users``,
     ``waiting``, ``outside``: the first 100 each. ``not_guaranteed``: what mpsagent cannot promise at the moment.
     ``foreign_lines``: log lines about processes that did not pass the gate."""
 
@@ -417,7 +417,7 @@ class Page(TypedDict):
 
 
 class Instance(Page):
-    """One that is apart has its users' servers and clients on its page, and their control daemons in ``apart``."""
+    """With ``sharing = "apart"`` the page has all users' servers and clients, and ``apart`` their control daemons."""
 
     name: str
     log_directory: str
@@ -428,8 +428,8 @@ class Instance(Page):
 class Status(Page):
     """``environment``: what users' programs need to find MPS, another one for each instance with ``placement = "own"``;
     ``pipe_directory``: its CUDA_MPS_PIPE_DIRECTORY. ``instances``: each one's own page. With several of them the lists
-    are those of all, each row with its ``instance``, and ``control``, ``turn``, ``holder`` and what was last are null,
-    because each instance has its own."""
+    are those of all, each row with its ``instance``, and ``control``, ``turn``, ``holder`` and the last change and
+    fault are null, because each instance has its own."""
 
     agent: Agent
     health: Health

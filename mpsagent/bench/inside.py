@@ -30,7 +30,8 @@ READY = 60.0
 """Seconds in which a process must be ready once it may have the GPU."""
 EMPTY = ("/media", "/mnt")
 """Directories that every machine has; over one of them lies the file system for the files of the runs' own MPS. It is
-in this process's mount namespace alone, from which nothing gets out: nobody else sees it, and it ends with the process.
+in this process's mount namespace alone, from which nothing gets out: no other process sees it, and it ends with the
+process.
 """
 LEAD = 0.2
 """Seconds from the word to the common begin."""

@@ -19,7 +19,7 @@ from mpsagent.bench.results import Figure
 
 # Whatever ends this program ends them.
 _WITH_US = ["setpriv", "--pdeathsig", "KILL"]
-# What is mounted in there (see inside.EMPTY) is seen by nobody else.
+# What is mounted in there (see inside.EMPTY) is seen by no other process.
 _ALONE = ["unshare", "--fork", "--pid", "--mount", "--propagation=private", "--mount-proc", "--kill-child=KILL", "--"]
 # It has the command line's own path: a package's Python does not know mpsagent, and PYTHONPATH would reach the programs
 # that are measured. Without -I, modules would be taken from the directory where root happens to be.

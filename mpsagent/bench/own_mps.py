@@ -48,7 +48,7 @@ class OwnMps:
         return {"CUDA_MPS_PIPE_DIRECTORY": f"{self._place}/pipe", "CUDA_VISIBLE_DEVICES": "0"}
 
     def start(self) -> None:
-        """Returns when the gate can be knocked at: it holds clients until all else is there. Raises OwnMpsError."""
+        """Returns when clients can connect to the gate: it holds them until all else is there. Raises OwnMpsError."""
         self._place.mkdir(mode=0o755)
         (self._place / "policy.toml").write_text(self._policy)
         (self._place / "policy.toml").chmod(0o644)

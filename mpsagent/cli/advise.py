@@ -193,11 +193,11 @@ def page(one: Json) -> list[str]:
         f"{many(found['faults'], 'fault')}",
     ]
     if found["policies_loaded"] > 1:
-        lines.append(f"policies were loaded {found['policies_loaded']} times: what they had may have changed")
+        lines.append(f"policies were loaded {found['policies_loaded']} times: what users had may have changed")
     if not one["enough"]:
-        lines.append(f"Too little to advise anything: that takes {CLIENTS} clients in {HOURS:g} hours at least.")
+        lines.append(f"Too little is on record: advice takes {CLIENTS} clients in {HOURS:g} hours at least.")
     elif not one["advice"]:
-        lines.append("Nothing that would have served better is to be seen.")
+        lines.append("No other setting would have served better.")
     for row in one["advice"]:
         lines += ["", row["what"], f"  why: {row['why']}", f"  costs: {row['cost']}"]
     return [

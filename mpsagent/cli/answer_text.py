@@ -164,9 +164,9 @@ def _mps(body: Json, now: datetime) -> tuple[str, str]:
 
 def _drain(one: Json, now: datetime) -> str:
     until = "MPS has been started again" if one.get("restart") else "mpsagent-cli resume"
-    text = f"since {local(one['since'], now)}, until {until}: nothing new is let in"
+    text = f"since {local(one['since'], now)}, until {until}: no new client is let in"
     to_come = one["deadline"] and datetime.fromisoformat(one["deadline"]) > now
-    return f"{text}; what still runs at {local(one['deadline'], now)} is ended" if to_come else text
+    return f"{text}; clients still at work at {local(one['deadline'], now)} are ended" if to_come else text
 
 
 def _using(one: Json, now: datetime) -> str:

@@ -66,7 +66,7 @@ def probe(path: str, as_json: bool) -> int:
     """Say whether all is well, or that there is no answer; the exit status."""
     import json
 
-    problems, status = ["mpsagent does not say how it is"], UNREACHABLE
+    problems, status = ["mpsagent does not answer"], UNREACHABLE
     try:
         code, raw = client.request(path, "/healthz", PROBE)
         body = json.loads(raw)

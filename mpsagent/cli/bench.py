@@ -264,7 +264,7 @@ def _measured(
                 line = f"{len(figures) + 1}/{len(runs)}  {one.mode}, {one.workload}, {one.processes} at once"
                 click.echo(f"\r\033[K{line[:76]}" if on_screen else line, nl=not on_screen, err=True)
     except KeyboardInterrupt:
-        return figures, f"broken off after {time.monotonic() - began:.0f} s, {len(figures)} of {len(runs)} runs"
+        return figures, f"stopped after {time.monotonic() - began:.0f} s, {len(figures)} of {len(runs)} runs"
     except (outside.BenchError, OSError) as error:
         return figures, f"{len(figures)} of {len(runs)} runs, then: {error}"
     finally:

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Late(UserDict[str, Any]):
-    """The commands of a group by name; in the place of one that was not asked for so far stands its module's name."""
+    """The commands of a group by name; one that was not asked for yet is its module's name."""
 
     def __getitem__(self, name: str) -> Any:
         found = super().__getitem__(name)

@@ -52,7 +52,7 @@ def add(
     if _cut(answer):
         click.echo(f"mpsagent-cli: it is more than its user may have: {_cut(answer)} for each process", err=True)
     if not answer["in_force"]:
-        click.echo("mpsagent-cli: the gate does not go by it yet; see mpsagent-cli status", err=True)
+        click.echo("mpsagent-cli: the gate does not apply it yet; see mpsagent-cli status", err=True)
 
 
 @lease.command("list")

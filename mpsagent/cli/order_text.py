@@ -14,8 +14,8 @@ def answered(answer: Json, now: datetime) -> list[str]:
     """What an order has come to; an answer of another shape as it is."""
     if answer.get("draining") is True:
         if answer.get("deadline"):
-            return [f"Nothing new is let in. What still runs at {local(answer['deadline'], now)} is ended."]
-        return ["Nothing new is let in, until mpsagent-cli resume. What runs ends by itself."]
+            return [f"No new client is let in. Clients still at work at {local(answer['deadline'], now)} are ended."]
+        return ["No new client is let in until mpsagent-cli resume. Clients at work end by themselves."]
     if answer.get("draining") is False:
         return [
             "Users who wait are let in." if answer.get("drained", True) else "There was no drain: nothing has changed."

@@ -73,7 +73,7 @@ def queue(path: str, as_json: bool) -> None:
     def text(body: Json) -> list[str]:
         me = os.getuid()
         if not body["queue"] and not client.ask(path, "/v1/status")[0]["gate"]["synced"]:
-            return ["who waits is not known: the gate is away; whoever waits goes on waiting (mpsagent-cli status)"]
+            return ["who waits is not known: the gate is away; users who wait go on waiting (mpsagent-cli status)"]
         own = answer_text.own_place(body["queue"], me, ask.now()) if me != 0 else []
         if me != 0 and all(one["uid"] != me for one in body["queue"]):
             explained: Json = {}

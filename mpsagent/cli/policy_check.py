@@ -117,7 +117,7 @@ def _instance_text(one: Policy) -> str:
     """What it serves, and for whom."""
     gpus = "each GPU" if one.devices == ("each",) else ", ".join(one.devices) or "all GPUs"
     whom = [*one.only_users, *(f"group {name}" for name in one.only_groups)]
-    who = ", ".join(whom) or "whoever no instance names"
+    who = ", ".join(whom) or "users whom no instance names"
     return wording.safe(f"instance {one.instance}: {gpus}, for {who}; {one.sharing}", 400)
 
 
@@ -156,7 +156,7 @@ def surely_not_meant() -> list[PolicyError]:
 def _of_this_machine(
     policy: Policy, texts: Sequence[tuple[str, str]], devices: Path | None, parts: Path | None
 ) -> tuple[list[PolicyError], list[PolicyError], list[str]]:
-    """What cannot be had, what is surely not meant, and what is to be known. Raises OSError and ValueError for
+    """What this machine does not have, what is surely not meant, and notes. Raises OSError and ValueError for
     ``devices``."""
     import asyncio
 

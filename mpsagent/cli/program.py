@@ -137,8 +137,8 @@ class Program:
         return ended
 
     def _stand(self, number: int) -> None:
-        """Both stand until the shell lets them go on, with all of a job that waits for the terminal or had it. One that
-        needs the terminal gets it where it is ours, and Ctrl-C goes to it alone from then on."""
+        """Both are stopped until the shell lets them go on, with all of a job that waits for the terminal or had it.
+        One that needs the terminal gets it where it is ours, and Ctrl-C goes to it alone from then on."""
         needs = number != signal.SIGTSTP
         if not (needs and terminal_goes(os.getpgrp(), self.pid)):
             needs |= terminal_goes(self.pid, os.getpgrp())

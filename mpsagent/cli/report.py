@@ -75,7 +75,7 @@ def merged(files: Sequence[Path]) -> Json:
     bodies = [_read(file) for file in files]
     by, rows = bodies[0]["by"], dict[tuple[object, ...], Json]()
     if any(one["by"] != by for one in bodies):
-        raise click.UsageError("the reports are by different things: write all with the same --by")
+        raise click.UsageError("the reports have different rows: write all with the same --by")
     if len({file.resolve() for file in files}) < len(files):
         raise click.UsageError("a file is given twice, and would count twice")
     for row in (row for one in bodies for row in one["rows"]):

@@ -75,9 +75,9 @@ def top(path: str, every: float, as_json: bool) -> None:
 
 @cli.command()
 @click.argument("user", required=False)
-@click.option("-f", "--follow", is_flag=True, help="Go on with what comes; survives a restart of the agent.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with new events, also across a restart of the agent.")
 @click.option("--pid", type=options.Whole(min=1), help="Only of this process.")
-@click.option("--kind", help="Only what begins so: client.ended, server.")
+@click.option("--kind", help="Only kinds that begin with this: client.ended, server.")
 @click.option("--since", "beginning", callback=_beginning, metavar="TIME",
               help='"2d" for two days ago, 2026-11-22, "2026-11-22 08:00"; or after a cursor: 1234.')  # fmt: skip
 @click.option("--until", callback=options.moment, metavar="TIME", help="Before this time.")
@@ -182,10 +182,10 @@ def one_client() -> None:
 @click.argument("pid", type=options.Whole(min=1), required=False)
 @click.option("--job", metavar="NAME", help="All clients of the job with this lease.")
 @click.option("--cgroup", metavar="PATTERN", help="All clients in a cgroup, written as in the policy.")
-@click.option("--mine", is_flag=True, help="All clients of who asks.")
-@click.option("--now", is_flag=True, help="Without the hook and the grace before it.")
+@click.option("--mine", is_flag=True, help="All clients of the user who asks.")
+@click.option("--now", is_flag=True, help="Without the hook and the grace before the end.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done.")
-@click.option("--no-wait", is_flag=True, help="Do not wait to say what became of it.")
+@click.option("--no-wait", is_flag=True, help="Do not wait for the end.")
 @click.option("--deadline", metavar="SPAN", callback=options.span, help='Wait at most so long ("20s"; 2m).')
 @options.json
 @click.pass_obj
@@ -215,7 +215,7 @@ def terminate(path: str, pid: int | None, job: str | None, cgroup: str | None, m
 
 @cli.command()
 @click.option("--timeout", metavar="SPAN", callback=options.span,
-              help='End what still runs after this long ("10m"); else wait for it.')  # fmt: skip
+              help='End clients still at work after this time ("10m"); without it, wait for them.')  # fmt: skip
 @_instance
 @options.json
 @click.pass_obj
@@ -238,7 +238,7 @@ def resume(path: str, instance: str | None, as_json: bool) -> None:
               help='How long clients get to end by themselves ("10m"; kill_grace).')  # fmt: skip
 @click.option("--yes", is_flag=True, help="Do not ask, although clients lose their work.")
 @click.option("--dry-run", is_flag=True, help="Only say whose work would be lost.")
-@click.option("--no-wait", is_flag=True, help="Do not wait to say what became of it.")
+@click.option("--no-wait", is_flag=True, help="Do not wait for the end.")
 @_instance
 @options.json
 @click.pass_obj

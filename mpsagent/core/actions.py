@@ -83,7 +83,7 @@ class Tell(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freeze(Action):
-    """Stop a client process until :class:`Thaw`. Done when the kernel says that it stands."""
+    """Stop a client process until :class:`Thaw`. Done when the kernel says that it is stopped."""
 
     pid: int
     start: int

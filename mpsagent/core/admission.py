@@ -69,7 +69,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     if wanted != memory.sent:
         number += 1
         names = ", ".join(str(uid) for uid in wanted.users) or "none"
-        reason = f"admitted users: {names}" if wanted.open else f"everybody is held: {held[0].text}"
+        reason = f"admitted users: {names}" if wanted.open else f"all users are held: {held[0].text}"
         todo.append(act.TellGate(message=replace(wanted, number=number), reason=reason, rule=RULE))
     refused, turned_away = _refusals(view, memory.refused)
     released, leaving, wake = _releases(view, memory.released, now)
@@ -82,13 +82,13 @@ def holds(view: View, now: float) -> Iterator[Reason]:
     """What holds all users alike, in the order in which it is told to who waits."""
     state, control, fault = view.state, view.state.control, view.faulted(now)
     if state.gate is not None and not state.gate.synced:
-        yield Reason("gate", "the gate is still telling what it holds")
+        yield Reason("gate", "the gate has not yet said who waits")
     if view.given_up is not None:
-        yield Reason("failed", f"is turned away: {view.given_up}")
+        yield Reason("failed", f"is refused: {view.given_up}")
     if state.drain is not None:
-        yield Reason("drain", "maintenance (drain): nothing new is let in", known=True)
+        yield Reason("drain", "maintenance (drain): no new client is let in", known=True)
     if view.elsewhere:
-        yield Reason("apart", lanes.full(view) or "a control daemon of this user's own is being started")
+        yield Reason("apart", lanes.full(view) or "this user's own control daemon is being started")
     elif view.leaving:
         yield Reason("apart", lanes.full(view) or "", known=True)
     if control is None or not control.proven:
@@ -97,7 +97,7 @@ def holds(view: View, now: float) -> Iterator[Reason]:
         yield Reason("control", "the control daemon is quitting")
     if fault[0]:
         server = next((one.pid for one in state.servers.values() if one.status is Status.FAULT), None)
-        what = "a server is only just out of its FAULT" if server is None else f"server {server} is in FAULT"
+        what = "a server has only just left FAULT" if server is None else f"server {server} is in FAULT"
         yield Reason("fault", what, until=fault[1])
     if view.pause_until is not None and now < view.pause_until:
         failure = state.lane.start_failure
@@ -109,9 +109,9 @@ def hold(view: View, uid: int) -> Reason | None:
     """Why the table does not name a user, beside what holds all; None: it does."""
     turn = view.turn
     if view.denied(uid):
-        return Reason("denied", "is turned away: the policy denies this user MPS")
+        return Reason("denied", "is refused: the policy denies this user MPS")
     if not view.identified(uid):
-        return Reason("name", "the name service has not said who this is")
+        return Reason("name", "the name service has not yet said who this user is")
     if view.together:
         return None
     if turn is None:
@@ -152,7 +152,7 @@ def _admissions(view: View, held: Sequence[Reason]) -> Admissions:
 
 def _named(view: View, users: list[int]) -> Iterator[tuple[Named, Share | None]]:
     """Clients of jobs that are bounded, and the next ones of each user, by turns: those that may not pass for another
-    reason take nobody's place."""
+    reason take no other client's place."""
     for one in chain.from_iterable(view.jobs().values()):
         if (share := view.job(one.peer)) is not None and one.detached is None:
             yield Named(one.pid, one.peer.start, one.limits, share.counted_as), share

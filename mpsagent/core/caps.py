@@ -58,7 +58,9 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         uid, words = lifted(view, pid)
         lifting |= set() if uid is None else {pid}
         if words:
-            reason = f"process {pid} of user {uid}: {words}; mpsagent-cli env prints what does no harm"
+            reason = (
+                f"process {pid} of user {uid}: {words}; mpsagent-cli env prints an environment that keeps the limits"
+            )
             todo.append(act.Report(kind="client.environment", reason=reason, rule="built-in", uid=uid, pid=pid))
     of_users: dict[int, list[Client]] = {uid: [] for uid in filter(view.identified, view.state.users())}
     for client in view.state.clients.values():
@@ -72,7 +74,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
                 requests.append(EndClient.of(client, reason, rule, "limits"))
             elif client.pid not in reported:
                 reported |= {client.pid}
-                reason += "; this is not enforced"
+                reason += "; the policy does not enforce this"
                 todo.append(act.Report(kind="client.over", reason=reason, rule=rule, uid=uid, pid=client.pid))
     fresh = Memory(warned, reported, told, lifting)
     return Decision(fresh, tuple(todo), tuple(requests), wake=min(wakes, default=None))

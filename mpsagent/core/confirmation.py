@@ -1,4 +1,4 @@
-"""What a log says against a client or a server is asked of MPS before anything rests on it.
+"""What a log says against a client or a server is asked of MPS before it is acted on.
 
 Lines can be forged and can be late. So these are only hints until MPS's own answer (``get_server_list``,
 ``get_server_status``, ``get_client_list``) confirms them: that there is a server; that a process works there that did
@@ -18,7 +18,7 @@ from mpsagent.core.model import NAMED_FOR, Client, Status
 from mpsagent.core.rule import Decision
 from mpsagent.core.view import View
 
-RULE = "what a log says is confirmed before anything rests on it"
+RULE = "MPS confirms what a log says before mpsagent acts on it"
 LEFT_FOR = 0.5
 """Seconds from the line that a client has left until it is asked about: most processes end with that."""
 FAULT_FOR = 0.15

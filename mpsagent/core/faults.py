@@ -49,7 +49,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
             if now < due:
                 wakes.append(due)
             elif view.policy.enforce_hang:
-                reason = f"it ignores the fault of server {server.pid}"
+                reason = f"it has not ended after the fault of server {server.pid}"
                 requests += [EndClient.of(c, reason, RULE, "hang", hook=False, signals_only=True) for c in sticky]
             continue
         since = clear.setdefault(server.pid, now)
@@ -60,7 +60,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
             wakes.append(since + FORCE_AFTER)
         elif server.pid not in asked:
             asked |= {server.pid}
-            reason = f"server {server.pid} is still in FAULT though its sticky clients have gone: ask it"
+            reason = f"server {server.pid} is still in FAULT, though its clients with a sticky error have gone: ask MPS"
             todo.append(act.Reconcile(servers=(server.pid,), reason=reason, rule=RULE))
             wakes.append(now + FORCE_AFTER)
         elif now < (at := force_at.get(server.pid, since + 2 * FORCE_AFTER)):
@@ -74,8 +74,8 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
 
 def _force(view: View, server: Server) -> act.ShutdownServer:
     left = [str(pid) for pid in server.sticky]
-    others = f" (listed and never seen at the gate: {', '.join(left)})" if left else ""
-    reason = f"server {server.pid} does not leave FAULT though its sticky clients have gone{others}"
+    others = f" (MPS lists some that the gate has not seen: {', '.join(left)})" if left else ""
+    reason = f"server {server.pid} does not leave FAULT, though its clients with a sticky error have gone{others}"
     return act.ShutdownServer(server=server.pid, force=True, reason=reason, rule=RULE, enforce=view.policy.enforce_hang)
 
 

@@ -23,7 +23,7 @@ IDLE_EXIT = 3.0
 """Seconds that a server without a client gets to exit; it takes 60 to 100 ms. One that was started for a client that
 has died meanwhile never does, and the daemon answers nothing until it is killed (conformance scenario X1)."""
 HANDOVER = 8.0
-"""Seconds in which the gate ends a hand-over that stands still because its client says nothing (5), and finishes the
+"""Seconds in which the gate ends a hand-over that goes no further because its client says nothing (5), and finishes the
 handshake for it (2.1). MPS answers no one meanwhile, and no server is to be killed for that."""
 QUERY_EVERY = 120.0
 """Seconds between two queries while nothing happens: each one writes into the log that is read."""
@@ -96,7 +96,7 @@ def _start(view: View, memory: Memory, now: float) -> tuple[Memory, list[act.Act
     if memory.attempts >= GIVE_UP_AFTER and not memory.failed:
         reason = (
             f"the control daemon did not start or stay up in {memory.attempts} tries: users who wait are refused, and "
-            "it is tried again once a minute; look at the events and control.log"
+            "the agent tries again once a minute; look at mpsagent-cli events and control.log"
         )
         memory, todo = replace(memory, failed=True), [act.Report(kind="control.failed", reason=reason, rule=PROMISE)]
     if now < memory.retry_at:
@@ -161,13 +161,13 @@ def _suspects(view: View, memory: Memory) -> list[_Suspect]:
             elif server.pid in memory.stopped:
                 # Nothing else tells: clients that come for it hang, and the control daemon with him (recording 06, V3).
                 busy = True
-                what = f"{view.server_text(server)} has been stopped: clients that come for it hang"
+                what = f"{view.server_text(server)} has been stopped (SIGSTOP): its new clients hang"
                 due = memory.stopped[server.pid] + min(policy.hang_server, policy.hang_control)
                 found.append(_Suspect(server.pid, due, what, "hang.server", server.pid))
             elif view.in_the_way is not None and view.in_the_way[0] == server.pid:
                 # It is not shut down, whatever the reason: the command fails, or MPS says that it still works.
                 by = _makes_way_by(view, server, view.in_the_way[1])
-                what = f"{view.server_text(server)} does not make way for the next user"
+                what = f"{view.server_text(server)} does not end, and the next user waits"
                 if by is not None:
                     found.append(_Suspect(server.pid, by, what, "hang.exit", server.pid, said=True))
     control = state.control
@@ -263,7 +263,7 @@ def _ladder_of(view: View, suspect: _Suspect) -> list[act.Action]:
     if control is not None and suspect.server is None:
         pids.append(control.pid)
     servers = () if suspect.server is None else (suspect.server,)
-    ask = act.Reconcile(servers=servers, reason=f"{suspect.what}: ask first", rule=suspect.rule)
+    ask = act.Reconcile(servers=servers, reason=f"{suspect.what}: ask MPS first", rule=suspect.rule)
     if suspect.said and not suspect.idle:
         ways.append(ask)
     # Always there, so that a step keeps its number: SIGCONT to what is not stopped does nothing.
@@ -293,7 +293,7 @@ def _query(view: View, memory: Memory, now: float) -> tuple[Memory, list[act.Act
     due = float("-inf") if memory.queried_at is None else memory.queried_at + every
     if now < due:
         return memory, [], due
-    ask = act.Reconcile(servers=(), reason="compare with what the control daemon says", rule=PROMISE)
+    ask = act.Reconcile(servers=(), reason="compare its answer with what the agent knows", rule=PROMISE)
     return replace(memory, queried_at=now), [ask], now + every
 
 

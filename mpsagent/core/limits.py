@@ -1,4 +1,4 @@
-"""Verification: what a server said it started with is held against its first clients' limits.
+"""Verification: the limits that a server said it started with are compared with its first client's.
 
 The gate sets and reads back the limits in the same transaction as the hand-over (recording 08, G8), so this is a check
 of MPS itself and of changes by others, not a mechanism: nothing is killed and nothing corrected, because the next

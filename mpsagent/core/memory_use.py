@@ -1,7 +1,7 @@
 """Who uses more device memory than it was given at its hand-over.
 
 A client can take its limit away by its own environment (recording 11), and MPS has nothing against that. NVML says how
-much each process uses. What cannot be known counts against nobody: a device that NVML does not name, a look that did
+much each process uses. No client is named where its use is not known: a device that NVML does not name, a look that did
 not come.
 """
 

@@ -255,7 +255,7 @@ class Lane:
     control: Control | None = None
     servers: Mapping[int, Server] = field(default_factory=dict)
     failed_handovers: int = 0
-    """Hand-overs in a row that failed at the control daemon, whoever it was."""
+    """Hand-overs in a row that failed at the control daemon, of all users."""
     silent_since: float | None = None
     """When the oldest command was sent that the control daemon has still not answered."""
     start_failure: StartFailure | None = None
@@ -349,7 +349,7 @@ class State:
         return replace(self, lanes={key: replace(lane, **facts) for key, lane in self.lanes.items()})
 
     def of(self, key: Key) -> State:
-        """What is so in one lane: its clients and its users' connections, and everything that is of no lane."""
+        """The state of one lane alone: its clients and its users' connections, and everything that is of no lane."""
         if len(self.lanes) == 1:
             return self
         return self._part(key, {pid: one for pid, one in self.clients.items() if one.lane == key})
@@ -397,8 +397,8 @@ class State:
         return () if known is None else tuple(self.clients[pid] for pid in known.attached if pid in self.clients)
 
     def strangers(self, server: Server) -> tuple[int, ...]:
-        """Who has a context there by its log or by MPS's own list, and is no client: the gate has told of everybody
-        who passed, and hands none of these over."""
+        """Processes that have a context there by its log or by MPS's own list and are no clients: the gate has told of
+        all that passed, and hands none of these over."""
         gate = self.gate
         if gate is None or not gate.synced or self.lane.known_handshake is False:
             return ()

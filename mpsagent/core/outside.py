@@ -58,8 +58,8 @@ class Outsider(NamedTuple):
 def outside(
     listed: Iterable[Sighting], ours: Collection[str], inside: Mapping[int, int | None]
 ) -> tuple[Sighting, ...]:
-    """Those on our devices who are not ``inside``: by pid, with the start time where that is known. What draws on the
-    screen is none of ours."""
+    """Those on our devices who are not ``inside``: by pid, with the start time where that is known. A process that
+    draws on the screen is left out."""
     found: dict[int, Sighting] = {}
     for one in listed:
         passed = one.pid in inside and inside[one.pid] in (None, one.start)
@@ -78,7 +78,7 @@ def reason(one: Sighting, facts: Facts, public: str, since: float | None) -> str
     if elsewhere:
         return f"its CUDA_MPS_PIPE_DIRECTORY is {(facts.directory or '')[:100]}"
     if facts.reaches is False:
-        return f"{public}/control is not in its reach (a container without it?)"
+        return f"{public}/control cannot be reached from it (a container without it?)"
     if facts.directory == "" and public.rstrip("/") != NVIDIAS_DIRECTORY:
         return f"it has no CUDA_MPS_PIPE_DIRECTORY, and MPS is not in {NVIDIAS_DIRECTORY}"
     if since is not None and facts.began is not None and facts.began < since:
@@ -90,18 +90,18 @@ def spared(one: Sighting, policy: Policy, who: Identity | None) -> str | None:
     """Why a process is not ended, whatever the policy says of others; None: it may be. ``who``: its user, None: not
     known yet."""
     if one.uid == 0:
-        return "it is root's"
+        return "it is a process of root"
     if one.mps:
-        return "another control daemon serves it, and its end would hurt that one's other clients"
+        return "another control daemon serves it, whose other clients its end would hurt"
     if policy.bypass_exempt and who is None:
-        return "the name service has not said whose it is"
+        return "the name service has not said who its user is"
     if who is not None and not {str(who.uid), who.name}.isdisjoint(policy.bypass_exempt):
         return "the policy exempts its user"
     return None
 
 
 def ended(one: Outsider, policy: Policy, who: Identity | None, now: float) -> tuple[Ending | None, int | None]:
-    """How it stands with the end of a process that NVML has just listed, and the signal that is due: none at first,
+    """How far the end of a process is that NVML has just listed, and the signal that is due: none at first,
     SIGTERM after ``bypass_grace``, SIGKILL after ``hang.kill_grace``."""
     if policy.bypass != "terminate" or spared(one.seen, policy, who) is not None:
         return None, None

@@ -1,9 +1,10 @@
-"""Users who are paused: their processes stand, keep their memory, and go on when it is their turn again.
+"""Users who are paused: their processes are frozen, keep their memory, and go on when it is their turn again.
 
-Who is to be paused the turns say; this rule freezes and thaws until it is so. A process is frozen only when its user is
-shut out at the gate and none of the user's is being handed over: one that stops in its hand-over holds up everybody
-(X1). Thawed at once is who is asked to end (a stopped client cannot answer, and its unanswered end is a fault for its
-neighbours: X13), who has left its server, and everybody, as soon as no user works for whom they stand.
+The rule of turns says which users are paused; this rule freezes and thaws their processes. A process is frozen only
+when its user is shut out at the gate and none of the user's processes is being handed over: one that stops in its
+hand-over holds up all users (X1). A client that is asked to end is thawed at once (a stopped client cannot answer, and
+its unanswered end is a fault for its neighbours: X13), and so is one that has left its server. All are thawed when the
+user for whom they were frozen works no longer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from mpsagent.core.view import View
 AGAIN = 1.0
 """Seconds until a process is frozen, or thawed, again: that did not work, or another one has resumed it."""
 TIMES = 5
-"""How often a process is frozen in one pause; one that does not stand then is ended as ``switch.otherwise`` says."""
+"""How often a process is frozen in one pause; one that does not stay frozen then is ended as ``switch.otherwise``
+says."""
 
 Process = tuple[int, int]
 """pid and start time."""
@@ -73,8 +75,8 @@ def may_freeze(view: View, uid: int) -> bool:
 
 
 def _another_works(view: View) -> bool:
-    """There is a user for whom the others stand, or will be in a moment. Not while the gate is away and the user whose
-    turn it was has gone: it is not known then who comes next."""
+    """There is a user for whom the others are frozen, or will be in a moment. Not while the gate is away and the user
+    whose turn it was has gone: it is not known then who comes next."""
     return view.synced or any(client.uid not in view.suspended for client in view.state.clients.values())
 
 

@@ -59,16 +59,16 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     if memory.asked is not None or control.quitting is not None:
         return Decision(memory, todo, wake=None if memory.asked is None else memory.asked + LOST)
     if state.drain is not None:
-        due, reason, rule = now, "drain: nothing works any more", RULE
+        due, reason, rule = now, "drain: no client works any more", RULE
     elif view.outdated and view.turn is None:
         then = ": a new control daemon is started" if view.wanted else ""
         due, rule = now, view.instance_rule("sharing")
-        reason = f"nothing works, and the policy wants {view.form}{then}"
+        reason = f"no client works, and the policy wants {view.form}{then}"
     elif memory.idle is not None:
         due, rule = memory.idle + view.policy.apart_idle_timeout, view.instance_rule(IDLE)
         reason = f"user {view.user} has had no client for {duration_text(now - memory.idle)}"
         if view.short:
-            due, rule, reason = now, view.instance_rule("apart_users"), f"{reason}, and others wait for its place"
+            due, rule, reason = now, view.instance_rule("apart_users"), f"{reason}, and other users wait for its place"
     else:
         return Decision(memory, todo)
     if now < (due := max(due, memory.again_at)) or not view.closed:  # what the gate says comes by itself
@@ -82,12 +82,12 @@ def old_way(view: View) -> str | None:
     users, apart = [uid for uid in view.state.users() if uid not in view.suspended], len(view.state.lanes) - 1
     wanted, count = f'sharing = "{view.policy.sharing}"', len(view.state.clients)
     if apart and view.policy.sharing != "apart":
-        whose, rest = f"{apart} user{'s' * (apart != 1)} apart", "new clients are held meanwhile"
+        whose, rest = f"{apart} user{'s' * (apart != 1)} apart", "new clients are held until then"
     elif view.together or view.elsewhere or not users or not (view.outdated or len(users) > 1):
         return None
     else:
         wanted += f" with {view.form}" if view.outdated else ""
-        whose, rest = f"{len(users)} user{'s' * (len(users) != 1)}", "no turn's end bounds that for all of them"
+        whose, rest = f"{len(users)} user{'s' * (len(users) != 1)}", "the policy sets no latest time"
         spans = [span for uid in users if (span := longest(view, uid)) is not None]
         if len(spans) == len(users):
             rest = f"at most {duration_text(sum(spans))} once another user waits"
@@ -100,16 +100,18 @@ def _reported(view: View, memory: Memory, now: float) -> tuple[Memory, tuple[act
     todo: list[act.Action] = []
     drain = view.state.drain
     if memory.drain is not None and (drain is None or drain.since != memory.drain):
-        todo.append(act.Report(kind="drain.ended", reason="new work is admitted again", rule=RULE))
+        todo.append(act.Report(kind="drain.ended", reason="new clients are let in again", rule=RULE))
         memory = Memory()
     if drain is not None and memory.drain is None:
         memory = replace(memory, drain=drain.since)
         until = "as long as it takes" if drain.until is None else f"for {duration_text(max(0.0, drain.until - now))}"
         until += ", then the control daemon is started again" if drain.restart else ""
-        todo.append(act.Report(kind="drain.begun", reason=f"no new work is admitted; work goes on {until}", rule=RULE))
+        todo.append(
+            act.Report(kind="drain.begun", reason=f"no new client is let in; clients at work go on {until}", rule=RULE)
+        )
     done = drain is not None and not view.control_alive
     if done and not memory.done:
-        reason = "nothing runs any more; the control daemon stays down until the drain ends"
+        reason = "no client works any more; the control daemon is down until the drain ends"
         todo.append(act.Report(kind="drain.done", reason=reason, rule=RULE))
     return replace(memory, done=done), tuple(todo)
 

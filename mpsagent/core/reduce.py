@@ -149,7 +149,7 @@ def _known(state: State, event: inp.GateSaid[link.Known], out: Out) -> State:
 
 
 def _of_earlier(client: Client, control: Control, at: float) -> Client:
-    """One that passed before this control daemon was there, and nobody has told of the end of the one before (recording
+    """One that passed before this control daemon was there, where the end of the one before was not noticed (recording
     12, H5). It may have passed again since then, so MPS is asked."""
     before = client.since < control.started and client.detached is None
     return replace(client, said_left=at) if before and client.said_left is None else client
@@ -415,8 +415,8 @@ def _silent(state: State, event: inp.DaemonSilent, out: Out) -> State:
 
 
 def _done(state: State, event: Done, out: Out) -> State:
-    """What the agent did to a client is how that will have ended; a released one is none any more. A server that could
-    not be killed is none of our control daemon's: it has gone, or never was."""
+    """What the agent did to a client is how that will have ended; a released one is no client any more. A server that
+    could not be killed does not belong to our control daemon: it has gone, or never was there."""
     action = event.action
     if not action.enforce:
         return state

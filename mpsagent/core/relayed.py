@@ -26,12 +26,13 @@ Wrong = tuple[Client, str, str, Section]
 BEYOND_FOR = 1.0
 """Seconds for which a user has had too many before one is ended: the gate gives a place on in the moment in which its
 process ends, and the agent may hear of who got it before it hears of that end."""
-RULE = "whom MPS lists and the gate has not seen counts, too"
+RULE = "a client that MPS lists and the gate has not seen counts, too"
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """``told``: whoever was seen until then the gate has been told of; ``beyond``: since when a client is too many."""
+    """``told``: the gate has been told of all that were seen until then; ``beyond``: since when a client is too
+    many."""
 
     told: float = float("-inf")
     beyond: Mapping[int, float] = field(default_factory=dict)

@@ -150,7 +150,11 @@ def _turn_began(w: _Words) -> str:
 
 def _user_paused(w: _Words) -> str:
     one = w["clients"] == 1
-    what = "its process stands, with its memory," if one else f"its {w['clients']} processes stand, with their memory,"
+    what = (
+        "its process is frozen and keeps its memory"
+        if one
+        else f"its {w['clients']} processes are frozen and keep their memory"
+    )
     return f"{w.user()} is paused: {what} until its next turn"
 
 
@@ -184,7 +188,7 @@ def _rejected(w: _Words) -> str:
 
 def _bypass_ended(w: _Words) -> str:
     name = {15: "SIGTERM", 9: "SIGKILL"}.get(w["signal"], "a signal")
-    how = f"is sent {name}" if w.get("enforce") else f"would be sent {name}; this is not enforced"
+    how = f"is sent {name}" if w.get("enforce") else f"would be sent {name}; the policy does not enforce this"
     failed = f": {w['text']}" if w.get("text") else ""
     return f"process {w['pid']}{w.of_user()} {how}, because it uses the GPU outside MPS{failed}"
 
@@ -211,8 +215,8 @@ def _moved(w: _Words) -> str:
 
 def _drain(w: _Words) -> str:
     timeout = w.get("timeout")
-    until = "" if timeout is None else f"; what still runs after {duration_text(float(timeout))} is ended"
-    return f"{w.user('by')} ordered a drain: nothing new is let in{until}"
+    until = "" if timeout is None else f"; clients still at work after {duration_text(float(timeout))} are ended"
+    return f"{w.user('by')} ordered a drain: no new client is let in{until}"
 
 
 _SENTENCES: dict[str, Callable[[_Words], str]] = {
@@ -247,7 +251,7 @@ _SENTENCES: dict[str, Callable[[_Words], str]] = {
         f"client {w['pid']}{w.of_user()} was resumed by another while it is paused; it is frozen again"
     ),
     "gate.connected": lambda w: f"the gate (process {w['pid']}) is connected",
-    "gate.lost": lambda w: "the connection to the gate is lost; it goes on as it was told last",
+    "gate.lost": lambda w: "the connection to the gate is lost; the gate goes on with what the agent told it last",
     "gate.handshake_unknown": lambda w: (
         f"the control daemon's greeting is not known ({w['greeting']}): clients are passed on untouched"
     ),
@@ -256,20 +260,20 @@ _SENTENCES: dict[str, Callable[[_Words], str]] = {
         f"{w.user()} (process {w['pid']}) {'was not allowed to tell' if w.get('refused') else 'told'} the control "
         f"daemon: {w['command']}"
     ),
-    "log.unknown": lambda w: f"a line of {w['source']}.log was not understood: {w['text']}",
+    "log.unknown": lambda w: f"mpsagent does not know a line of {w['source']}.log: {w['text']}",
     "user.moved": _moved,
     "user.flood": lambda w: (
-        f"{w.user()} comes, leaves or asks so often that only {w['most']} of it a minute are written down"
+        f"{w.user()} comes, leaves or asks so often that only {w['most']} such events a minute are recorded"
     ),
     "policy.loaded": lambda w: (
         f"the policy was loaded from {', '.join(w['files']) or 'the defaults'} ({str(w['digest'])[:12]})"
     ),
     "policy.rejected": _rejected,
     "bypass": _bypass,
-    "client.unlimited": lambda w: f"not held to its limits: {w.text()}",
-    "client.environment": lambda w: f"not held to its limits if it goes on so: {w.text()}",
+    "client.unlimited": lambda w: f"beyond its limits: {w.text()}",
+    "client.environment": lambda w: f"its limits may not hold: {w.text()}",
     "bypass.warned": lambda w: (
-        f"process {w['pid']}{w.of_user()} is outside MPS and is to be ended for it in "
+        f"process {w['pid']}{w.of_user()} uses the GPU outside MPS and is ended in "
         f"{duration_text(max(0.0, w['ends'] - w['at']))}"
     ),
     "bypass.ended": _bypass_ended,

@@ -217,7 +217,7 @@ class TurnEnded(Transition):
 
 @dataclass(frozen=True, slots=True)
 class UserPaused(Transition):
-    """A user's processes stand, so that another user can have the GPU. ``clients``: how many."""
+    """A user's processes are frozen, so that another user can have the GPU. ``clients``: how many."""
 
     kind = "user.paused"
     uid: int

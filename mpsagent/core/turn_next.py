@@ -52,7 +52,8 @@ def following(m: Moment) -> float | None:
 
 
 def _only_kept_open(m: Moment, server: Server) -> bool:
-    """Whoever MPS lists there has ended: another process, which it has forked or given its descriptors, keeps it."""
+    """The clients that MPS lists there have ended: another process, which it has forked or given its descriptors, keeps
+    it."""
     return bool(server.listed) and server.listed <= m.view.state.kept_open(server).keys()
 
 
@@ -74,7 +75,7 @@ def _make_way(m: Moment, server: Server, asked: Asked | None, uid: int) -> float
     reason = f"the last client of {view.server_text(server)} has gone and user {uid} waits"
     force = _only_kept_open(m, server)
     if force:
-        reason += "; another process keeps its place there"
+        reason += "; another process keeps that client's place there"
     m.actions.append(act.ShutdownServer(server=server.pid, force=force, reason=reason, rule=PROMISE))
     asked = Asked(server.pid, now, now, 1) if asked is None else asked._replace(last=now, times=asked.times + 1)
     m.remember(shutdown=asked)

@@ -13,7 +13,7 @@ open       its user works, or is on the way                 another one waits: c
 contested  another user waits                               switch.after: warned; if it can pause, switch.slice: pausing
 warned     its end is announced                             switch.grace: ending, or late
 late       over, but it goes on ("none", enforce = false)   a policy that ends it: ending
-pausing    shut out; its processes are frozen               all stand: over; not within 10 s: contested, and not paused
+pausing    shut out; its processes are frozen               all are: over; not within 10 s: contested, and not paused
 ending     shut out; the ladder for each client, or `quit`  all have gone: over
 shut       shut out; nothing at work                        the gate says that it is so: over
 =========  ===============================================  ============================================================
@@ -45,7 +45,7 @@ TAKE_UP = 10.0
 """Seconds for which the gate may try in vain to hand the first client of a turn over while others wait. Then its user
 is shut out; a hand-over that is under way ends as it ends."""
 FREEZE = 10.0
-"""Seconds in which all processes of a user have to stand; then the turn ends as ``switch.otherwise`` says."""
+"""Seconds in which all processes of a user have to stop; then the turn ends as ``switch.otherwise`` says."""
 
 
 def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
@@ -82,8 +82,8 @@ def _adopt(m: Moment) -> None:
 
 
 def _suspended(m: Moment) -> None:
-    """Paused users whose processes have ended or may not stand any more go on; who works beside the user whose turn it
-    is, since before this agent, a drain or a fault, is paused."""
+    """Paused users whose processes have ended or may not be frozen any more go on; who works beside the user whose turn
+    it is, since before this agent, a drain or a fault, is paused."""
     view, now, was = m.view, m.now, m.memory.suspended
     doubtful = view.faulted(now)[0]
     kept = {
@@ -196,8 +196,8 @@ def _contested(m: Moment) -> float | None:
 def _between(m: Moment) -> float | None:
     """None of its user's processes works: the next one is on its way through the gate. Who came later waits for that,
     but not without end; between two processes of a user who has more of them waiting than may work at once
-    (``max_clients``, a total, the gate's pace) the turn lasts as long as anybody's; and one that no user wanted is of
-    whoever comes first."""
+    (``max_clients``, a total, the gate's pace) the turn lasts as long as any other; and a turn that no user wanted
+    goes to the user who comes first."""
     view, state, turn, until = m.view, m.view.state, m.turn, float("inf")
     first, contested = state.held.first(turn.uid), view.contested()
     mine = first is not None and (turn.phase != "idle" or contested is None or first.since <= contested)
@@ -265,7 +265,7 @@ def _ending(m: Moment) -> float | None:
     quits_all = rules.forced_end == "quit" and not m.memory.suspended  # who is paused is not to pay for it
     # Once another daemon runs, the clients of the one that quit are leftovers.
     if quits_all and control is not None and (m.memory.quit is None or m.memory.quit[0] == control.pid):
-        reason = f"the turn of user {uid} is over; waiting users are held meanwhile"
+        reason = f"the turn of user {uid} is over; waiting users are held until its clients have gone"
         return m.quit(control, max(1, round(rules.kill_grace)), reason, rules.origin("switch.action").key)
     due = _signalled(m, ending)
     late = (m.now >= due and len(view.state.users()) <= 1) or quits_all
@@ -303,7 +303,7 @@ PHASES: Mapping[Phase, Callable[[Moment], float | None]] = {
 def _kept(rules: Rules) -> str:
     """Why a turn does not end when its time is over; empty when it does."""
     if not rules.enforce_switch:
-        return "it goes on all the same, because this is not enforced"
+        return "it goes on all the same, because the policy does not enforce its end"
     key = "otherwise" if rules.switch_action == "pause" else "action"
     return f'it goes on all the same (switch.{key} = "none")' if rules.forced_end == "none" else ""
 

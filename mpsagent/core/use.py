@@ -1,7 +1,7 @@
 """What clients make of the GPUs: those at work between two looks at NVML's counters get what these have counted.
 
 Utilisation is the GPU's: in turns that of one user, together and apart that of all users at work there, and it is
-marked so. NVML's word of each server is not to be had: of two servers beside each other it charged one with nearly all
+marked so. NVML does not say it of each server: of two servers beside each other it charged one with nearly all
 (an H200, 2026-11-23). Energy is divided among the processes at work, by time, apart first evenly among the users.
 """
 
@@ -15,7 +15,7 @@ from mpsagent.core.inputs import Worked
 from mpsagent.core.model import Client, Key, Parted, State, Use
 
 IDLE = 0.01
-"""A utilisation below that is none: NVML counts in percent."""
+"""A utilisation below that counts as none: NVML counts in percent."""
 TOLD_EVERY = 3600.0
 """Seconds after which the use of a client that goes on is put on record: an agent that is killed loses no more."""
 MOST_PARTED, PARTED_FOR = 256, 60.0

@@ -187,7 +187,7 @@ class View:
 
     @property
     def sharing(self) -> str:
-        """How users share now: a changed policy may wait for those at work."""
+        """How users share now: a changed policy may wait for clients at work."""
         if self.user is not None or self.elsewhere:
             return "apart"
         return "together" if self.together else "turns"

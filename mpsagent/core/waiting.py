@@ -75,11 +75,15 @@ def _why(view: View, uid: int, line: Sequence[Held], everybody: Reason | None, u
     own = hold(view, uid)
     if everybody is not None and not view.denied(uid):
         unmade = view.unmade.get(uid) if everybody.word == "apart" else None
-        return everybody if unmade is None else Reason("apart", f"no control daemon of this user's own: {unmade}")
+        return (
+            everybody
+            if unmade is None
+            else Reason("apart", f"this user's own control daemon cannot be started: {unmade}")
+        )
     if own is not None:
         return own
     if (until := view.state.slowed.get(uid, now)) > now:
-        text = "comes later, and others before: this user's last processes took long to meet their server, or never did"
+        text = "other users come first, because this user's last processes took long to meet their server, or never did"
         return Reason("slowed", text, until=until)
     return _bound(view, uid, line, use) or NEXT
 

@@ -1,1 +1,1 @@
-"""The gate: owns the public control socket, holds who knocks, and hands over to the hidden daemon with limits set."""
+"""The gate: owns the public control socket, holds clients, and hands them over to the hidden daemon with limits set."""

@@ -90,7 +90,7 @@ def mark_of(sock: socket.socket) -> Mark:
 
 
 class Numbers:
-    """Connection numbers: microseconds of CLOCK_MONOTONIC, which nobody sets and which a later gate has, too; each is
+    """Connection numbers: microseconds of CLOCK_MONOTONIC, which cannot be set and which a later gate has, too; each is
     greater than the one before."""
 
     def __init__(self) -> None:
@@ -108,8 +108,8 @@ class Numbers:
 
 def accepted(sock: socket.socket, number: int, keep: Callable[[Connection], None], *, privileged: bool) -> Connection:
     """A connection that was accepted just now; ``keep`` puts it into the store, as early as can be. Raises OSError. A
-    process may have connected and ended before that, and left the connection to another: whoever has its pid by now is
-    not who knocks."""
+    process may have connected and ended before that, and left the connection to another: the process that has its pid
+    by now is not the one that connected."""
     who = peers.peer(sock)
     early = peers.peers_have_pidfds()
     start = 0 if early else peers.start_of_users(who.pid, who.uid)

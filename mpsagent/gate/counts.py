@@ -34,5 +34,5 @@ class Counts:
         if count:
             self._of[uid] = count
             self._with.setdefault(count, {})[uid] = None
-        # it changes by one at a time, so nobody has a number in between
+        # it changes by one at a time, so no user has a number in between
         self._greatest = max(self._greatest, count) if self._greatest in self._with else count

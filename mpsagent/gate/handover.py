@@ -149,8 +149,8 @@ class Passed:
 class Failed:
     """Over: not handed over. ``lost``: the client had its descriptor, and its handshake was finished for it.
     ``daemon``: the fault concerns every client, not this one. ``unconfirmed``: the daemon answers, and its limits are
-    not those that were set. ``fault``: a server is in FAULT; whoever went there now would be lost. ``never``: this
-    driver cannot give what the policy asks for, so it is no use to wait."""
+    not those that were set. ``fault``: a server is in FAULT; a client that went there now would be lost. ``never``:
+    this driver cannot give what the policy asks for, so it is no use to wait."""
 
     stage: Stage
     why: str

@@ -40,7 +40,7 @@ UNSURE = 0.5
 DYING = 0.05
 ENDED = 1.0
 """Seconds for which the server is asked about a client that has ended, or acknowledged to an earlier gate."""
-NOT_ADMITTED = "not admitted any more; it is held on"
+NOT_ADMITTED = "its user may not pass any more; it stays held"
 LOST_START = "its server ended while it started, and MPS would now give it other limits than its own: start it again"
 """A client whose server is killed in the first milliseconds after its first hand-over has not heard its limits there.
 Its next context gets no memory limit and 8 multiprocessors, whatever its new server was told (4 of 14,
@@ -321,7 +321,7 @@ class Instance:
     def _passed(self, handing: Handing, outcome: handover.Passed, *, acknowledged: bool = True) -> None:
         connection, who = handing.connection, handing.connection.peer
         now = self.lane.loop.time()
-        if outcome.status == SERVER_NOT_READY:  # its word, which holds up nobody else (recording 12, H3)
+        if outcome.status == SERVER_NOT_READY:  # the client said so, and it holds up no other client (recording 12, H3)
             self._queue.rest(self.name, who.uid, now, FIRST_NOT_READY, LONGEST_NOT_READY)
         elif acknowledged:
             self._not_ready = 0.0
@@ -692,7 +692,7 @@ class Handing:
 
     def _rescue(self, how: handover.Rescue) -> None:
         if not self._descriptors:  # the daemon has ended, and its servers with it
-            self._do(self.machine.rescued("nothing could be done for its server"))
+            self._do(self.machine.rescued("its control daemon has ended, and its server with it"))
             return
         Rescuer(
             self._lane.loop,

@@ -29,9 +29,8 @@ class Handshake:
     """The peer's side of the rendezvous: credentials, then a kind.
 
     ``peer`` is what the kernel says of the process that connected. Credentials of another process or user mean that the
-    connection changed hands; whom we would hand over is then not who knocked. ``restored``: an earlier gate may have
-    taken the credentials already.
-    """
+    connection changed hands; the process that we would hand over is then not the one that connected. ``restored``: an
+    earlier gate may have taken the credentials already."""
 
     def __init__(self, peer: Credentials, *, restored: bool = False) -> None:
         self._peer = peer

@@ -12,7 +12,7 @@ connects and exits.
 
 The messages are recording 08's, G1. Confirmed on an H100 (stuck-server.txt there): 4 of 4 servers were free again at
 once, for channels and contexts, their other clients unharmed; nothing else that was tried frees a server. The same with
-13 clients that lived, on an H200; said once more on the copy of a client that had met its server, it harmed nobody
+13 clients that lived, on an H200; said once more on the copy of a client that had met its server, it harmed none
 (docs/measured/2026-11-23-2xH200-580.159.04).
 """
 
@@ -45,7 +45,7 @@ MOST_DESCRIPTORS = 8
 class Rescue:
     """The client's side of the handshake, taken over in the middle. Messages in, messages out; no I/O, no clock.
 
-    ``over``: nothing more is to be said. ``why``: None when the server has answered or closed, else what is wrong.
+    ``over``: nothing more is to be sent. ``why``: None when the server has answered or closed, else what is wrong.
     ``acknowledged``: the client lives and says that it has met the server: only an answer to what is said here proves
     that it has not.
     """

@@ -1,4 +1,5 @@
-"""The connections of CUDA clients that wait: their sockets, their knocks, their place in the store."""
+"""The connections of CUDA clients that wait: their sockets, what the agent was told of them, their place in the
+store."""
 
 from __future__ import annotations
 
@@ -108,7 +109,7 @@ class Holding:
             if not data:
                 self.left(connection)
             elif data not in _GREETING and connection.mark is Mark.HELD:
-                self.refused(connection, "said something while it was held")
+                self.refused(connection, "sent something while it was held")
                 self.close(connection)
         if data and connection.sock.fileno() >= 0:
             _throw_away(connection.sock)

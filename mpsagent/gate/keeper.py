@@ -61,7 +61,7 @@ def public_sockets(directory: Path, *, named: bool = False) -> list[tuple[str, s
         found = os.fstat(place)
         if found.st_uid != os.geteuid():
             raise PermissionError(
-                f"{directory} belongs to user {found.st_uid}, who could put other sockets in the place of ours: remove "
+                f"{directory} belongs to user {found.st_uid}, who could replace the gate's sockets there: remove "
                 "it, or choose another directory"
             )
         os.fchmod(place, 0o755)

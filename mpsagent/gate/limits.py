@@ -118,7 +118,7 @@ def judge(
         if lines and _STATUS.fullmatch(lines[0]):
             fault |= lines.pop(0) == "FAULT"
     if fault:
-        return Verdict(present, "its server is in FAULT and takes no one", fault=True)
+        return Verdict(present, "its server is in FAULT and takes no clients", fault=True)
     rest, why = _compare(limits, ordinals, lines, "the default", none)
     if why is not None:
         return Verdict(present, why, never=no_memory and any(limits.memory.values()))

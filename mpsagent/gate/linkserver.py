@@ -43,7 +43,7 @@ class LinkServer:
         if self._agent is None:
             return
         if self._agent.waiting >= MOST_WAITING:
-            self._cut(f"the agent has left {MOST_WAITING} messages unread; its link is cut")
+            self._cut(f"the agent has left {MOST_WAITING} messages unread; the link is closed")
             return
         try:
             self._agent.send(encode(message), opened=pidfd)
@@ -60,7 +60,7 @@ class LinkServer:
         except OSError:
             uid = -1
         if uid not in (0, os.geteuid()):
-            self._report(f"a process of user {uid} has connected to {self._path} and was turned away")
+            self._report(f"a process of user {uid} has connected to {self._path} and was refused")
             sock.close()
             return
         self._hang_up()
@@ -84,7 +84,7 @@ class LinkServer:
         try:
             message = decode_from_agent(data)
         except LinkError as error:
-            self._cut(f"the agent said something that is not understood, its link is cut: {error}")
+            self._cut(f"the agent sent a message that is not understood, and the link is closed: {error}")
             return
         self._receive(message)
 

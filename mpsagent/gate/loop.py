@@ -127,7 +127,7 @@ class Gate:
             try:
                 table = state.load(self._options.state, name)
             except state.StateError as error:
-                say(f"{error}; everyone is held until the agent says more")
+                say(f"{error}; all clients are held until the agent is back")
             else:
                 if table is not None and table.instance == name:
                     yield table
@@ -145,7 +145,7 @@ class Gate:
             if str(found) == name and is_socket is not isinstance(found, KnownName):
                 kept.append((found, descriptor))
             else:
-                say(f"what lies in the descriptor store as {name!r} is not that; it is dropped")
+                say(f"{name!r} of the descriptor store is not what its name says; it is dropped")
                 self._store.drop(name)
                 os.close(descriptor)
         for found, descriptor in kept:

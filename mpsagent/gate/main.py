@@ -1,4 +1,4 @@
-"""The program mpsagent-gate: ``run`` under systemd, ``keep`` without it, ``pass`` when there is no agent to be had."""
+"""The program mpsagent-gate: ``run`` under systemd, ``keep`` without it, ``pass`` without an agent."""
 
 from __future__ import annotations
 

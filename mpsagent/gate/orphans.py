@@ -1,4 +1,4 @@
-"""Clients that were announced to the daemon and are not to have its answer: they have gone, or wait for another try.
+"""Clients that were announced to the daemon and must not get its answer: they have gone, or wait for another try.
 The answer is awaited all the same, and each handshake finished for them, so that no server waits for ever."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""No signal of the gate reaches another process, whatever may make the gate send one.
+"""No signal of the gate reaches another process, even when the gate is taken over.
 
 Without CAP_KILL root may still signal root's processes, set their resource limits (one second of processor time is an
 end, too), and have the kernel send any signal to any user's process as the owner of a file (F_SETOWN, F_SETSIG). A unit

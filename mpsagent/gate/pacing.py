@@ -67,7 +67,7 @@ class Account:
         self._paid_all = max(self._paid_all, now) + size / rates.rate_all
 
     def free_from(self, uid: int) -> float:
-        """When this user may go on, as far as the user's own use counts."""
+        """When this user may go on by the user's own use."""
         return self._paid.get(uid, float("-inf")) - self._rates.burst / self._rates.rate
 
     def all_free_from(self) -> float:
@@ -107,7 +107,7 @@ class PacedLine(Generic[T]):
         return one
 
     def when(self) -> float | None:
-        """When someone may go on; None: nobody waits."""
+        """When a user may go on; None: no user waits."""
         if not self._waiting:
             return None
         return max(self._account.all_free_from(), min(map(self._account.free_from, self._waiting)))

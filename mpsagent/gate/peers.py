@@ -106,5 +106,5 @@ def pid_namespace(pid: int) -> int | None:
 
 def contained(pid: int, start: int) -> bool:
     """Whether the process is in a pid namespace below this one, as those of containers are; also when it has gone, for
-    then nobody can say. /proc/PID/ns would need rights over the process, and its status does not."""
+    then that cannot be known. /proc/PID/ns would need rights over the process, and its status does not."""
     return len(identity.ids(pid, b"NSpid:")) > 1 or not start or identity.start_time(pid) != start

@@ -26,7 +26,7 @@ SLOW_FROM, SLOW = 0.25, Rates(rate=0.1, burst=5.0)
 """The same for clients that meet their server and take long for it, or are lost sooner: a user may take up 5 seconds
 before."""
 ALONE = Rates(rate=0.1, burst=16.0)
-"""While no other user is there: whoever comes would meet one of them each time, for 5 s (make hostile). The burst is
+"""While no other user is there: a user who comes would meet one of them each time, for 5 s (make hostile). The burst is
 two hand-overs of 8 s: so many are lost to a server that hangs, which is no user's fault, until it is killed."""
 LONGEST_OWED = FORGIVEN = 600.0
 MOST_REMEMBERED = 1024

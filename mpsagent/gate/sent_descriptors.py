@@ -1,13 +1,12 @@
-"""What users send must not hold up who receives it.
+"""Descriptors that users send must not hold up the process that receives them.
 
 Whoever takes a message out of a socket closes the descriptors in it, and the last close may take long: of a TCP
 connection with SO_LINGER and unsent data as long as its sender likes, of 120 inotify descriptors up to 1.2 s, of a
 memfd of 6 GiB 3 s. Linux 6.16 and later refuse descriptors where they are not wanted. Before that, the loop looks first
 (:func:`look_first`), and takes no message with descriptors; threads of their own close such connections
 (:func:`let_go`), after they have read what lies there, so that systemd, which has copies, does not close it last. One
-more thread sees that one of these stands in the kernel, and interrupts it: within 0.4 s, the next time after 4 ms. That
-ends SO_LINGER, and nothing else (measured with Linux 6.18, whose refusal was left out).
-"""
+more thread sees that one of these is blocked in the kernel, and interrupts it: within 0.4 s, the next time after 4 ms.
+That ends SO_LINGER, and nothing else (measured with Linux 6.18, whose refusal was left out)."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ SO_PASSRIGHTS = 83
 LOOK, QUICK_LOOK, QUICK = 0.2, 0.002, 10.0
 """Seconds between two looks (0.06 % of a core); the same after a user has done this, and for how long."""
 CLOSERS, MOST_CLOSING = 4, 4096
-"""Threads, so that four have to stand before others wait; connections that may wait for them, of a quarter of the
+"""Threads, so that four have to be blocked before others wait; connections that may wait for them, of a quarter of the
 process's descriptors at most."""
 _CLOSES = {"x86_64": (b"3 ", b"45 ", b"47 "), "aarch64": (b"57 ", b"207 ", b"212 ")}
 """close, recvfrom and recvmsg, as /proc says them: where what a user has sent is closed."""

@@ -36,7 +36,7 @@ class NodeAgent:
             return Health(None, str(error))
         except (ValueError, AttributeError):
             pass
-        return Health(None, "mpsagent does not say how it is")
+        return Health(None, "mpsagent does not answer")
 
     def shares(self) -> Shares:
         answer, _ = client.ask(self._socket, "/v1/policy", DEADLINE)

@@ -95,5 +95,5 @@ def _mistakes(file: str, checked: Checked, lines: dict[Path, int]) -> list[Polic
         for one in checked.mistakes
     ]
     if checked.more:
-        errors.append(PolicyError(file, 0, "", f"and {checked.more} mistakes more", "correct these first"))
+        errors.append(PolicyError(file, 0, "", f"and {checked.more} more mistakes", "correct these first"))
     return list(dict.fromkeys(errors))

@@ -232,12 +232,12 @@ KEYS: tuple[Key, ...] = (
     ),
     Key(
         "instance", "users", kinds.NAMES, _OF,
-        "users who work here, and nowhere else (with several instances)", (), "whoever no instance names",
+        "users who work here, and nowhere else (with several instances)", (), "users whom no instance names",
         attribute="only_users",
     ),
     Key(
         "instance", "groups", kinds.NAMES, _OF, "groups whose members work here, and nowhere else", (),
-        "whoever no instance names", attribute="only_groups",
+        "users whom no instance names", attribute="only_groups",
     ),
     Key(
         "instance", "server",
@@ -314,7 +314,7 @@ KEYS: tuple[Key, ...] = (
     Key(
         "agent", "placement",
         kinds.choice({
-            "fixed": "the first instance that names the user, a group of the user's, or no one at all",
+            "fixed": "the first instance that names the user, a group of the user's, or neither users nor groups",
             "least-loaded": "of those the one with the fewest users and clients; users with clients stay there",
             "own": "the one in whose directory the program looks for MPS: each has its own",
         }),

@@ -69,7 +69,7 @@ def _doubts(policy: Policy) -> list[PolicyError]:
         return useless
     found = [*useless, *_shared_devices(policy, sections), *_twice(policy, sections)]
     if not any(_open(one) for one in sections):
-        text = "no instance is left for whom none of them names"
+        text = "no instance serves the users whom no instance names"
         hint = "leave users and groups out of one [instance.NAME], or refuse the others in so many words with access"
         found.append(told(policy, sections[0], "users", text, hint))
     return found

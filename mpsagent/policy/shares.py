@@ -45,8 +45,8 @@ class Share:
 
     @property
     def counted_as(self) -> str:
-        """The job's name between agent and gate. Whoever works from an earlier lease of that name is not the job's; and
-        it is short, because users name cgroups and all jobs have to fit into one message."""
+        """The job's name between agent and gate. A process that was let in with an earlier lease of that name is not
+        the job's. It is short, because users name cgroups and all jobs have to fit into one message."""
         name = self.job if self.job.startswith("/") else self.source
         return name if len(name) <= LONGEST_NAME else hashlib.sha256(name.encode()).hexdigest()
 

@@ -29,7 +29,7 @@ _COMPLAINTS = (
     ("Unterminated", "a text has no end", "the closing quote is missing"),
     ("Unclosed", "a value has no end", "the closing bracket or quote is missing"),
     ("Unescaped", "a backslash stands alone in a text", r'write it twice: "C:\\x", or use single quotes'),
-    ("Invalid hex", "a \\ sequence in a text is none that TOML knows", "write the character itself"),
+    ("Invalid hex", "TOML does not know a \\ sequence in a text", "write the character itself"),
     ("Escaped character", "a \\ sequence in a text is no character", "write the character itself"),
     ("Duplicate inline", "a key stands twice between { and }", "the key is there twice: remove one of them"),
     ("Illegal character", "a text has a line break or a control character in it",
@@ -58,7 +58,7 @@ def syntax_error(file: str, text: str, error: Exception) -> PolicyError:
         hint = _AT_THE_END
     strange = _strange(text, line, int(place[2])) if place else ""
     if strange:
-        problem = f"{problem}: here stands {strange}"
+        problem = f"{problem}: found {strange}"
         hint = "a name with such a sign needs quotes; one that was copied from elsewhere by mistake must be typed anew"
     where = f" (column {place[2]})" if place else ""
     return PolicyError(file, line, "", f"is not TOML: {problem}{where}", hint)

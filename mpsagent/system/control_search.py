@@ -242,7 +242,7 @@ def _judge(daemon: _Daemon, pipe_directory: str, how: str) -> Running | Problem 
     if not (daemon.foreground or daemon.background):
         return None
     if daemon.foreground or daemon.later:
-        how = f"was started by hand with {daemon.later}, which mpsagent does not use: it is not ours"
+        how = f"was started by hand with {daemon.later}, which mpsagent does not use, so mpsagent did not start it"
         if daemon.foreground:
             how = "runs in the foreground (-f): its logs go to its standard output, and without them it cannot be seen "
             how += "which client does what"

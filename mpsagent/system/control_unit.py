@@ -176,7 +176,7 @@ class ControlUnit(ControlSupervisor):
     def _not_started(self, path: str, state: UnitState, multiuser: bool) -> Problem:
         # The last words are in the journal. Status 1 with the option: drivers before 580 do not know it.
         unknown = multiuser and state.status == 1
-        said = NO_DAEMON_TEXT if unknown else "its words are in the journal"
+        said = NO_DAEMON_TEXT if unknown else "its messages are in the journal"
         if state.result == "exit-code" and state.status:
             problem = start_failure(path, state.status, said, multiuser)
             return Problem(problem.kind, f"{self.unit}: {problem.text}", (*problem.commands, *self._commands()))

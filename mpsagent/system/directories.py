@@ -39,7 +39,7 @@ class DirectoryRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Directories:
-    """Where one instance lives. ``hidden``: the control daemon's pipe directory; ``public``: where clients knock;
+    """Where one instance lives. ``hidden``: the control daemon's pipe directory; ``public``: where clients connect;
     ``home``: root's own, above ``hidden`` (lock, state of the instance)."""
 
     home: str

@@ -1,10 +1,9 @@
 """Stops client processes for a while and lets them go on, so that none stays stopped when its agent dies.
 
-Each process has an empty file ``PID.START`` in a directory of root's below /run for as long as it stands: it is there
-before SIGSTOP is sent, and goes after SIGCONT. Who finds the files (an agent that starts; ``mpsagent-open thaw``, which
-the agent's unit runs whenever the agent has ended) lets the processes go on. SIGKILL of the agent, at whatever moment,
-so leaves nobody stopped; a restart of the machine leaves neither files nor processes.
-"""
+Each process has an empty file ``PID.START`` in a directory of root's below /run for as long as it is stopped: it is
+there before SIGSTOP is sent, and goes after SIGCONT. Who finds the files (an agent that starts; ``mpsagent-open thaw``,
+which the agent's unit runs whenever the agent has ended) lets the processes go on. SIGKILL of the agent, at whatever
+moment, so leaves no process stopped; a restart of the machine leaves neither files nor processes."""
 
 from __future__ import annotations
 

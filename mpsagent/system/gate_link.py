@@ -1,9 +1,8 @@
 """The agent's end of the link to the gate: it connects, comes back after each break, and never makes the loop wait.
 
 Each message of the gate is delivered with the process that it speaks of, held by the pidfd that the gate took when
-that process knocked. Whatever is sent fits into bounded buffers; what does not is a break, and after a break everything
-is said anew by both sides.
-"""
+that process connected. Whatever is sent fits into bounded buffers; what does not is a break, and after a break
+everything is said anew by both sides."""
 
 from __future__ import annotations
 
@@ -92,7 +91,7 @@ class GateLink:
             sock.connect(self.path)
             uid = Credentials.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS_SIZE)).uid
             if uid not in (0, os.geteuid()):
-                raise PermissionError(0, f"a process of uid {uid} listens there, not the gate")
+                raise PermissionError(0, f"a process of uid {uid} listens there, and not the gate")
         except OSError as error:
             sock.close()
             self.problem = f"the gate cannot be reached at {self.path}: {error.strerror}"
@@ -139,7 +138,7 @@ class GateLink:
             message = decode_from_gate(data)
             why = self._deliver(message, _process(message, descriptors))
         except LinkError as error:
-            why = f"the gate said something that is not understood: {error}"
+            why = f"the gate sent a message that is not understood: {error}"
         finally:
             close_all(descriptors)
         if why is not None:

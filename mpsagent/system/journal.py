@@ -88,7 +88,7 @@ class Lines:
             self._dropped += 1
             raise structlog.DropEvent
         if self._dropped:
-            self._queue.put(f"... {self._dropped} lines were left out: no one read them\n")
+            self._queue.put(f"... {self._dropped} lines were left out, because they were not read in time\n")
             self._dropped = 0
         self._queue.put(text_line(record))
         if self._thread is None:

@@ -26,7 +26,7 @@ def take(path: str | os.PathLike[str], what: str) -> int:
             said = os.pread(fd, 20, 0).decode("ascii", "replace").strip()
             who = said if said.isdecimal() else "of unknown pid"
             raise AlreadyLocked(
-                f"mpsagent {who} already looks after {what} ({path} is locked). One agent at a time: stop that one "
+                f"mpsagent {who} already runs for {what} ({path} is locked). One agent at a time: stop that one "
                 f"(systemctl stop mpsagent, or kill it), or give this one other directories"
             ) from None
         os.ftruncate(fd, 0)

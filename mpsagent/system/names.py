@@ -37,7 +37,7 @@ _FUNCTIONS = {"passwd": "getpwuid_r", "group": "getgrgid_r"}
 _UNAVAIL, _TRYAGAIN = -1, -2  # enum nss_status
 _heard: set[tuple[str, str]] = set()
 """Database and service: those that have answered in this process. One that never did is installed and not in use, as
-``sss`` on many machines; nobody is to wait for it."""
+``sss`` on many machines; no caller is to wait for it."""
 _silent: dict[tuple[str, str], float] = {}
 """When each of those that never had was last asked."""
 

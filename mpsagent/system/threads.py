@@ -1,9 +1,8 @@
 """Calls that may block for ever (name services, D-Bus, /proc of a dying process), each in a thread that can be left.
 
-Threads of our own, which nobody waits for, not asyncio's executor: that one has few and waits for all of them at the
-end. Nor `threading.Thread`, whose start waits until the thread has run: the loop stands still for 4 ms now and then
-where both cores are busy, and 0.03 ms this way.
-"""
+Threads of our own, whose end is not waited for, not asyncio's executor: that one has few and waits for all of them at
+the end. Nor `threading.Thread`, whose start waits until the thread has run: the loop stands still for 4 ms now and then
+where both cores are busy, and 0.03 ms this way."""
 
 from __future__ import annotations
 

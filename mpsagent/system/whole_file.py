@@ -1,4 +1,4 @@
-"""A file that is there whole or not at all, and is believed only where nobody else could have written it."""
+"""A file that is there whole or not at all, and is believed only where no other user could have written it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """What agent and gate say to each other. Pure.
 
-Times are seconds of CLOCK_MONOTONIC, which nobody sets, sizes bytes, percentages with one decimal. ``instance`` is the
-name of the instance that a message is about; empty: the one that the gate was started for. A pidfd may come along with
-``Knock`` and ``Known`` (SCM_RIGHTS).
-"""
+Times are seconds of CLOCK_MONOTONIC, which cannot be set, sizes bytes, percentages with one decimal. ``instance`` is
+the name of the instance that a message is about; empty: the one that the gate was started for. A pidfd may come along
+with ``Knock`` and ``Known`` (SCM_RIGHTS)."""
 
 from __future__ import annotations
 
@@ -292,8 +291,8 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The process has left its server: it is not known any more, and its next connection is a new knock. Not where it
-    has passed since: ``connections`` says how often it had, as far as the agent knows; None: whatever it does."""
+    """The process has left its server: the gate forgets it, and its next connection is that of a new client. Not where
+    it has passed since: ``connections`` says how often it had, as far as the agent knows; None: whatever it does."""
 
     kind: ClassVar[str] = "release"
     pid: int

@@ -112,7 +112,7 @@ learn_proctrack() {
     [ -n "$found" ] && printf '%s\n' "$found" >"$known.$$" && mv "$known.$$" "$known"
 }
 
-# Whether each job has a cgroup of its own; yes where nobody can say: a lease that fits no process gives nothing away.
+# Whether each job has a cgroup of its own; yes where that is not known: a lease that fits no process gives nothing away.
 has_cgroup() {
     [ -n "$proctrack" ] || [ -r "$known" ] || learn_proctrack || return 0
     [ -n "$proctrack" ] || read -r proctrack <"$known"

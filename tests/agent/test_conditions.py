@@ -130,7 +130,7 @@ def test_the_line_of_several_instances_says_one_as_one() -> None:
     [
         (1, None, "until 1 process of 1 user has ended; at most 31m00s once another user waits"),
         (2, None, "until 2 processes of 1 user have ended; at most 31m00s once another user waits"),
-        (1, Drain(START, None), "until 1 process of 1 user has ended; no turn's end bounds that for all of them"),
+        (1, Drain(START, None), "until 1 process of 1 user has ended; the policy sets no latest time"),
     ],
 )
 def test_until_when_the_old_way_holds_is_said(clients: int, drain: Drain | None, said: str) -> None:

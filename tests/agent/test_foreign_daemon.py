@@ -77,7 +77,7 @@ def test_one_that_the_policy_has_no_more_is_said_until_it_ends(tmp_path: Path, m
 
     async def scenario(agent: Agent) -> None:
         await until(lambda: "daemon left" in topics(agent))
-        (said,) = [one for one in node_of(agent).conditions.all() if "the policy has" in one.what]
+        (said,) = [one for one in node_of(agent).conditions.all() if "the policy no longer has" in one.what]
         assert said.what.endswith(f': control daemon {old.pid} of an instance "old"')
         assert f"{place}/old/pipe" in said.do
         old.communicate()

@@ -166,7 +166,7 @@ def test_who_belongs_nowhere_is_refused_and_told(stage: Stage) -> None:
         f'[instance.two]\ndevices = ["{devices[1]["uuid"]}"]\nusers = ["{B}"]\n',
     )
     checked = stage.cli(agent, "policy", "check", str(stage.place / "policy.toml"))[1]
-    assert "no instance is left for whom none of them names" in " ".join(checked.split())
+    assert "no instance serves the users whom no instance names" in " ".join(checked.split())
     explained = stage.cli(agent, "policy", "explain", str(C))[1]
     assert "the policy has no instance for this user" in " ".join(explained.split())
     told = agent.api.get(f"/v1/policy/explain?user={C}")

@@ -91,7 +91,7 @@ def test_a_restart_in_a_drain_is_refused_and_takes_no_work(stage: Stage) -> None
     assert stage.cli(agent, "drain")[0] == 0
     for words in (["--yes"], []):  # and nobody is asked before
         status, said = stage.cli(agent, "restart", *words)
-        assert (status, "nothing is started in a drain" in said, "lose" in said) == (2, True, False)
+        assert (status, "no control daemon is started in a drain" in said, "lose" in said) == (2, True, False)
     assert stage.cli(agent, "resume")[0] == 0
     time.sleep(1)
     assert (holder.rc, stage.records("control.restart_ordered")) == (None, [])

@@ -89,7 +89,7 @@ def test_a_task_and_a_look_that_fail_are_said(place: Path, monkeypatch: pytest.M
         monkeypatch.setattr(host, "TICK", 0.01)
         monkeypatch.setattr(agent.observer, "once", once)
         await until(lambda: len(looks) > 3)
-        assert "agent: looking around failed" in topics(agent)
+        assert "agent: a regular look at the node failed" in topics(agent)
 
     play(place, scenario)
 
@@ -107,7 +107,7 @@ def test_the_looks_at_the_machine_go_on_after_a_mistake(place: Path, monkeypatch
 
         monkeypatch.setattr(node_of(agent), "_look_at_opens", look)
         await asyncio.wait_for(until(lambda: len(looks) > 3), 20)
-        assert "agent: looking around failed" in topics(agent)
+        assert "agent: a regular look at the node failed" in topics(agent)
 
     play(place, scenario)
 

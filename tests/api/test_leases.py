@@ -140,4 +140,4 @@ def test_a_lease_that_the_gate_does_not_go_by_yet_is_given_and_said() -> None:
         served.backend.settled = False
         added = run(served, "lease", "add", "--uid", str(OTHER), "--threads", "20", "--until", "1h")
         assert (added.returncode, added.stdout) == (0, "1\n")
-        assert "the gate does not go by it yet" in added.stderr
+        assert "the gate does not apply it yet" in added.stderr

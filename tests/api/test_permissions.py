@@ -101,7 +101,10 @@ def test_a_user_may_end_own_clients_and_no_others(served: Served) -> None:
 def test_who_waits_at_the_gate_is_not_a_client(served: Served) -> None:
     """600 has no context: there is nothing to end that its user could not end. `clients` lists it, so that is said."""
     status, body = order(served, OTHER, "terminate", pid=600)
-    assert (status, body["detail"]) == (404, "process 600 waits at the gate: it is no client yet, and nothing runs")
+    assert (status, body["detail"]) == (
+        404,
+        "process 600 waits at the gate: it is not a client yet, so there is nothing to end",
+    )
     assert "kill 600" in body["hint"]
     status, body = order(served, OTHER, "terminate", pid=999)
     assert (status, body["detail"]) == (404, "process 999 is not a client of MPS")

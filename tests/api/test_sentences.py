@@ -27,8 +27,11 @@ def test_root_has_a_name_without_a_name_service() -> None:
 
 
 def test_each_sentence_names_its_instance_where_there_are_several() -> None:
-    """Seen: "new work is admitted again", and at the other of two instances it was not."""
-    for record in ({"kind": "drain.ended", "reason": "new work is admitted again"}, {"kind": "drain.resumed", "by": 0}):
+    """Seen: "new clients are let in again", and at the other of two instances it was not."""
+    for record in (
+        {"kind": "drain.ended", "reason": "new clients are let in again"},
+        {"kind": "drain.resumed", "by": 0},
+    ):
         assert sentence({**record, "instance": "gpu1"}, NAMES).startswith("gpu1: ")
         assert not sentence(record, NAMES).startswith("gpu1")
 
@@ -47,7 +50,7 @@ def test_a_rejected_policy_says_what_holds_instead() -> None:
 
 def test_a_warning_for_computing_outside_mps_says_how_long_is_left() -> None:
     record = {"kind": "bypass.warned", "at": 10.0, "pid": 7, "uid": 1002, "ends": 70.0}
-    assert sentence(record, NAMES) == "process 7 of bob is outside MPS and is to be ended for it in 1m00s"
+    assert sentence(record, NAMES) == "process 7 of bob uses the GPU outside MPS and is ended in 1m00s"
 
 
 def of(one: tr.Transition) -> str:

@@ -152,9 +152,9 @@ def test_orders_are_answered_in_words_and_local_time() -> None:
     now = datetime(2026, 11, 22, 1, tzinfo=timezone(timedelta(hours=1)))
     for answer, text in (
         ({"draining": True, "deadline": "2026-11-22T00:21:09.594+00:00"},
-         "Nothing new is let in. What still runs at 01:21:09 is ended."),
+         "No new client is let in. Clients still at work at 01:21:09 are ended."),
         ({"draining": True, "deadline": None},
-         "Nothing new is let in, until mpsagent-cli resume. What runs ends by itself."),
+         "No new client is let in until mpsagent-cli resume. Clients at work end by themselves."),
         ({"draining": False}, "Users who wait are let in."),
         ({"digest": "604a46bf269d0815", "files": ["/etc/mpsagent/policy.toml"]},
          "The policy is in force: 604a46bf269d, from /etc/mpsagent/policy.toml"),

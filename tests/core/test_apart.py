@@ -178,7 +178,7 @@ def test_who_waits_is_told_why_there_is_no_control_daemon() -> None:
     stage.run(12)
     assert stage.core is not None
     (why,) = (one.why.text for one in waiting(stage.core.view(None), stage.now))
-    assert why == "no control daemon of this user's own: No space left on device"
+    assert why == "this user's own control daemon cannot be started: No space left on device"
     assert len(stage.actions(act.OpenLane)) == 3
     stage.open_fails = ""
     stage.run(6)

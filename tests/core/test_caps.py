@@ -107,7 +107,7 @@ def test_what_is_not_enforced_is_only_reported_once() -> None:
     idle(stage, stage.now)
     stage.run(600)
     (report,) = stage.reports("client.over")
-    assert "not enforced" in report.reason
+    assert "does not enforce this" in report.reason
     assert stage.actions(act.TerminateClient) == []
 
 
@@ -162,7 +162,7 @@ def test_one_that_would_be_ended_for_passing_its_limit_is_reported_where_limits_
     assert stage.working(carol)
     (report,) = stage.reports("client.over")
     assert (report.pid, report.rule) == (carol.pid, "limits.over_limits")
-    assert "not enforced" in report.reason
+    assert "does not enforce this" in report.reason
 
 
 def test_a_nearly_full_server_is_reported_once() -> None:

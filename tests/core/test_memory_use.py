@@ -111,7 +111,7 @@ def test_nobody_is_ended_once_limits_are_not_enforced() -> None:
     looks(stage, carol, *[LIMIT + GIB] * 20)
     assert stage.working(carol)
     (report,) = stage.reports("client.over")
-    assert "not enforced" in report.reason
+    assert "does not enforce this" in report.reason
 
 
 def test_what_nvml_said_of_an_earlier_process_with_its_number_is_not_held_against_it() -> None:

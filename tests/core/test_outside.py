@@ -39,7 +39,7 @@ def test_a_client_of_a_daemon_that_is_not_ours_is_outside() -> None:
     ("facts", "words"),
     [
         (Facts(directory="/elsewhere"), "its CUDA_MPS_PIPE_DIRECTORY is /elsewhere"),
-        (Facts(directory="", reaches=False), "not in its reach"),
+        (Facts(directory="", reaches=False), "cannot be reached from it"),
         (Facts(directory=PUBLIC + "/", reaches=True, began=50.0), "started before"),
         (Facts(directory="", reaches=True, began=150.0), "not known"),
         (Facts(), "not known"),

@@ -357,6 +357,6 @@ def test_who_is_refused_by_the_gate_waits_no_more() -> None:
     state = knocked(daemon(), 7)
     assert list(state.held) == [7]
     state, told = reduce(
-        state, inp.GateSaid(30.0, link.Refused(7, PEER.pid, PEER.uid, "said something while it was held"))
+        state, inp.GateSaid(30.0, link.Refused(7, PEER.pid, PEER.uid, "sent something while it was held"))
     )
     assert (list(state.held), [type(one) for one in told]) == ([], [tr.ClientRefused])

@@ -140,8 +140,8 @@ def test_a_second_agent_is_refused(stage: Stage) -> None:
     devices = str(Path(stage.backend.control).with_name("devices.json"))
     policy = str(stage.place / "policy.toml")
     ways = {
-        "already looks after the control daemon": ("other.sock", "other-state"),
-        "already looks after what is kept": ("other.sock", "state"),
+        "already runs for the control daemon": ("other.sock", "other-state"),
+        "already runs for what is kept": ("other.sock", "state"),
     }
     for words, (sock, state) in ways.items():
         command = [

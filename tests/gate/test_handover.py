@@ -312,7 +312,7 @@ def test_an_acknowledgement_is_the_clients_own_status() -> None:
 def test_a_client_is_not_handed_over_to_a_server_in_fault() -> None:
     machine = HandOver(Plan(WANTED, SAFE, servers=(77,)))
     machine.start()
-    why = "its server is in FAULT and takes no one"
+    why = "its server is in FAULT and takes no clients"
     assert machine.session(["77", "FAULT"]) == [Failed(Stage.LIMITS, why, fault=True)]
 
 

@@ -281,7 +281,7 @@ def test_what_a_client_says_while_it_is_held_ends_it(rig: Rig) -> None:
     sock = introduce(raw(rig.public / "control"))
     agent.wait(Knock)
     sock.send(b"let me in")
-    assert agent.wait(Refused).why == "said something while it was held"
+    assert agent.wait(Refused).why == "sent something while it was held"
     assert sock.recv(64) == b""
 
 

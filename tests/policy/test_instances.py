@@ -109,7 +109,7 @@ def test_what_cannot_be_is_refused_with_its_place(text: str, key: str, problem: 
         (TWO.replace(UUIDS[1], UUIDS[0]), "is served by a too"),
         ("[instance.a]\n[instance.b]\n", "serves all GPUs, beside other instances"),
         (TWO.replace("[instance.b]", 'users = ["x"]\n[instance.b]') + 'users = ["x"]\n', "x is named in a too"),
-        (TWO.replace("[instance.b]", 'users = ["x"]\n[instance.b]') + 'groups = ["y"]\n', "no instance is left"),
+        (TWO.replace("[instance.b]", 'users = ["x"]\n[instance.b]') + 'groups = ["y"]\n', "no instance serves"),
     ],
 )
 def test_what_is_surely_not_meant_is_a_warning(text: str, problem: str) -> None:

@@ -242,8 +242,8 @@ def test_the_hint_is_what_was_meant(text: str, hint: str) -> None:
         ("[limits]\nthreads = 1\nthreads = 2\n", 3, "limits.threads is there twice, first on line 2"),
         ("[limits]\nthreads = 1\n[limits.threads]\nsms = 4\n", 3, "limits.threads is there twice, first on line 2"),
         ("[limits]\nmemory = { 0 = '1G', 0 = '2G' }\n", 2, "a key stands twice between { and }"),
-        ("[hang]\ncontrol = \u201c10s\u201d\n", 2, "here stands U+201C (left double quotation mark)"),
-        ("[limits]\n\u00a0threads = 1\n", 2, "here stands U+00A0 (no-break space)"),
+        ("[hang]\ncontrol = \u201c10s\u201d\n", 2, "found U+201C (left double quotation mark)"),
+        ("[limits]\n\u00a0threads = 1\n", 2, "found U+00A0 (no-break space)"),
         (".".join("a" * 2000) + " = 1\n", 0, "a key has too many parts"),
         ("x = " + "[" * 2000 + "\n", 0, "brackets within brackets without end"),
         ("[limits]\nthreads = 1" + "0" * 4080 + "\n", 2, "more than 18 digits is more than 100"),
@@ -281,7 +281,7 @@ def test_sizes_are_bounded() -> None:
     many = "".join(f"k{place} = 1\n" for place in range(LARGEST // 16))
     found_many = errors(many)
     assert len(found_many) == MOST_ERRORS + 1
-    assert f"and {LARGEST // 16 - MOST_ERRORS} mistakes more" in found_many[-1].problem
+    assert f"and {LARGEST // 16 - MOST_ERRORS} more mistakes" in found_many[-1].problem
 
 
 HURTFUL = {

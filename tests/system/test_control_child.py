@@ -395,7 +395,7 @@ async def test_a_daemon_with_what_later_drivers_have_is_said_not_to_be_ours(
         found = await prove(child.pid, pipe, "its pid file")
         assert isinstance(found, Problem)
         assert found.kind is ProblemKind.UNSAFE
-        assert f"with {words}, which mpsagent does not use: it is not ours" in found.text
+        assert f"with {words}, which mpsagent does not use, so mpsagent did not start it" in found.text
         child.communicate()
 
 

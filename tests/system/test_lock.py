@@ -29,7 +29,7 @@ def test_a_second_holder_is_told_who_has_it_and_a_killed_one_leaves_nothing(tmp_
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(lock.AlreadyLocked, match=f"mpsagent {holder.pid} already looks after a test"):
+        with pytest.raises(lock.AlreadyLocked, match=f"mpsagent {holder.pid} already runs for a test"):
             lock.take(path, "a test")
     finally:
         holder.send_signal(signal.SIGKILL)
