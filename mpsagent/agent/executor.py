@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from mpsagent.agent.clients import Clients
 from mpsagent.agent.clock import SteadyClock
@@ -22,7 +21,7 @@ from mpsagent.system.freezer import Freezer
 from mpsagent.system.frontend import FrontEnd, Reply, Status
 from mpsagent.system.gate_link import GateLink
 from mpsagent.system.hooks import run_hook
-from mpsagent.system.processes import TICKS, Process, parent, start_time
+from mpsagent.system.processes import TICKS, Process, ids, parent
 from mpsagent.system.terminal import Terminals
 from mpsagent.wire import codec, link
 
@@ -359,9 +358,4 @@ def _taken(reply: Reply) -> tuple[bool, str]:
 
 def _owner(pid: int) -> int | None:
     """The user of a server that MPS lists: servers run as their user."""
-    if not start_time(pid):
-        return None
-    try:
-        return Path(f"/proc/{pid}").stat().st_uid
-    except OSError:
-        return None
+    return next(iter(ids(pid, b"Uid:")[1:]), None)

@@ -1,5 +1,4 @@
-"""Processes, each known by a pidfd and its start time, never by a bare pid: numbers are used again. psutil says
-what one does, not which one it is (docs/develop/decisions.md, "Identity")."""
+"""Processes, each known by a pidfd and its start time, never by a bare pid: numbers are used again."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ from mpsagent.gate.identity import start_time as start_time
 LONGEST_LINEAGE = 64
 NS_GET_PARENT, NS_GET_OWNER_UID = 0xB702, 0xB704  # linux/nsfs.h
 TICKS = os.sysconf("SC_CLK_TCK")
-_UNKNOWN = psutil.Error, OSError, ValueError
-"""What psutil raises where a process has gone, or a number is none."""
+_UNKNOWN = psutil.Error, OSError, ValueError  # it has gone, may not be asked, or no process has such a number
 
 
 class Process:

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from mpsagent.gate.identity import ids, start_time
-from mpsagent.system.processes import Process
+from mpsagent.system import control_search
+from mpsagent.system.processes import Process, open_files, parent, stopped
 from tests.conformance.backends import other_users_python
 from tests.coroutines import until
 from tests.setuid import become, setuid_python
@@ -68,6 +69,47 @@ def test_numbers_that_are_no_process(pid: int) -> None:
     """0 and negative numbers mean groups or everybody to kill(2). MPS's list of clients is the word of a server, which
     may be a user's process: one number too large ended each comparison with what MPS says."""
     assert Process.open(pid) is None
+    assert (stopped(pid), parent(pid), open_files(pid)) == (False, None, None)
+
+
+def test_a_process_that_calls_itself_its_own_uid_is_its_users(tmp_path: Path) -> None:
+    """The kernel writes a name into /proc/PID/status as it is, tabs too. psutil 7.2.2 takes that for the ids."""
+    path = tmp_path / "Uid:\t7\t7\t7"
+    path.symlink_to("/usr/bin/sleep")
+    child = subprocess.Popen([str(path), "600"])
+    process = Process.open(child.pid, os.getuid())
+    child.kill()
+    child.wait()
+    assert process is not None
+    process.close()
+
+
+ENDLESS = """
+import ctypes, mmap, struct, time
+size = 8 << 20
+held = ctypes.c_char.from_buffer(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+ours = open("/proc/self/stat").read().rpartition(")")[2].split()
+code, data, libc = map(int, ours[23:26]), map(int, ours[42:45]), ctypes.CDLL(None)
+libc.sbrk.restype = ctypes.c_void_p
+first, (*code, stack) = ctypes.addressof(held), code
+words = struct.pack("=12QIi", *code, *data, libc.sbrk(0), stack, *[first, first + size] * 2, 0, 0, -1)
+print(libc.prctl(35, 14, words, len(words), 0), flush=True)  # PR_SET_MM, PR_SET_MM_MAP: no right is needed
+time.sleep(600)
+"""
+
+
+def test_a_process_says_of_itself_no_more_than_is_read() -> None:
+    """Its command line and its environment are as long as it likes; psutil reads them whole."""
+    with subprocess.Popen([sys.executable, "-c", ENDLESS], stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None
+            if child.stdout.readline() != b"0\n":
+                pytest.skip("this kernel has no PR_SET_MM_MAP")
+            with open(f"/proc/{child.pid}/cmdline", "rb") as whole:
+                assert len(whole.read()) == 8 << 20
+            assert len(control_search._proc(child.pid, "cmdline")) == 256 << 10
+        finally:
+            child.kill()
 
 
 def test_another_owner_or_start_time_is_another_process(sleeper: subprocess.Popen[bytes]) -> None:
