@@ -26,7 +26,7 @@ _KEPT: tuple[tuple[str, Callable[[Core], object], Callable[[Core], object]], ...
     ("suspended", lambda core: core.memories.turns, saved.suspended_rows),
     ("usage", lambda core: core.memories.usage, saved.usage_rows),
     ("leases", lambda core: core.state.leases, saved.lease_rows),
-    ("waiting", lambda core: core.state.held, saved.waiting_rows),
+    ("waiting", lambda core: core.state.held.order, saved.waiting_rows),
     ("waited", lambda core: core.state.clients, saved.waited_rows),
 )
 """What is kept on disk: its name, what it is made of, and how."""

@@ -325,6 +325,7 @@ class Agent(Recorder):
         while not self.stopping:
             await asyncio.sleep(until_next(TICK))
             try:
+                self._meet()
                 self.take(self.observer.once())
                 for lane in list(self.lanes.values()):
                     lane.look()
@@ -352,6 +353,14 @@ class Agent(Recorder):
         if self.ready and not self.stopping and not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._people_known)
+
+    def _meet(self, *, only_new: bool = False) -> None:
+        """Who is there is to be known; what the name service says anew of the others is heard of each second."""
+        uids = dict.fromkeys((*self.state.held.users(), *self.state.users()))  # who came first is asked about first
+        known = self.people.known
+        if self.people.meet([uid for uid in uids if uid not in known] if only_new else uids):
+            self._soon()
+        self.people.keep(uids)
 
     def _people_known(self) -> None:
         self._scheduled = False
@@ -389,10 +398,7 @@ class Agent(Recorder):
             self.write_down(one, now)
         if any(isinstance(one, ClientConnected | ClientEnded | UserPaused | UserResumed) for one in step.transitions):
             self.observer.look_at_work()
-        uids = dict.fromkeys((*self.state.held.users(), *self.state.users()))  # who came first is asked about first
-        if self.people.meet(uids):
-            self._soon()
-        self.people.keep(uids)
+        self._meet(only_new=True)
         self._decided(self)
         self.gate.keep()
         self._forget_drain()

@@ -90,7 +90,7 @@ class Attachment:
     @property
     def places(self) -> int:
         """Of its server, on each device: its contexts, or one while it has none."""
-        return max(1, -(-len(self.contexts - {0}) // max(1, len(self.devices))))
+        return max(1, -(-(len(self.contexts) - (0 in self.contexts)) // max(1, len(self.devices))))
 
 
 @dataclass(frozen=True, slots=True)

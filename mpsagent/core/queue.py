@@ -46,7 +46,7 @@ _NO_LINE: dict[int, Held] = {}
 class Queue(Mapping[int, Held]):
     """Connection -> :class:`Held`. ``handing``: the connections that are being handed over."""
 
-    __slots__ = ("_all", "_lines", "_of", "_only", "_order", "_rest", "_users", "handing")
+    __slots__ = ("_all", "_lines", "_of", "_only", "_order", "handing")
 
     def __init__(
         self,
@@ -59,9 +59,6 @@ class Queue(Mapping[int, Held]):
         self._lines: Lines = {} if lines is None else lines
         self._of: dict[int, tuple[int, ...]] = {} if of is None else of
         self._order: tuple[tuple[float, int, int], ...] | None = None
-        self._users: tuple[int, ...] | None = None
-        self._rest: tuple[list[int], Queue] | None = None
-        """Without which users a queue was made, and that."""
         self._only: dict[int, tuple[dict[int, Held], Queue]] = {}
         """By user: the line of which a queue was made, and that."""
         self.handing = handing
@@ -78,8 +75,6 @@ class Queue(Mapping[int, Held]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Queue) and self._all == other._all
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __reduce__(self) -> tuple[Any, ...]:
         return Queue, (self._all, self._lines, self._of, self.handing)
 
@@ -95,9 +90,7 @@ class Queue(Mapping[int, Held]):
 
     def users(self) -> tuple[int, ...]:
         """In the order in which the first connection of each came."""
-        if self._users is None:
-            self._users = tuple(uid for _, _, uid in self.order)
-        return self._users
+        return tuple(uid for _, _, uid in self.order)
 
     def line(self, uid: int) -> tuple[Held, ...]:
         """A user's connections in order of arrival."""
@@ -134,12 +127,9 @@ class Queue(Mapping[int, Held]):
 
     def without_users(self, uids: Collection[int | None]) -> Queue:
         """The connections of all others."""
-        gone = [uid for uid in uids if uid is not None and uid in self._lines]
-        if not gone:
+        if not any(uid in self._lines for uid in uids):
             return self
-        if self._rest is None or self._rest[0] != gone:
-            self._rest = gone, _queue_of({uid: line for uid, line in self._lines.items() if uid not in gone})
-        return self._rest[1]
+        return _queue_of({uid: line for uid, line in self._lines.items() if uid not in uids})
 
     def merged(self, before: Queue, after: Queue) -> Queue:
         """With what has become of a part of it that was ``before``."""
@@ -170,7 +160,7 @@ class Queue(Mapping[int, Held]):
         handing = self.handing - {held.connection} if held.handing is None else self.handing | {held.connection}
         fresh = self._with(everyone, lines, of, handing)
         if known is not None or (len(line) > 1 and not late):
-            fresh._order, fresh._users = self._order, self._users
+            fresh._order = self._order
         elif len(line) == 1 and self._order and self._order[-1] < (last := (*_key(held), held.uid)):
             fresh._order = (*self._order, last)
         return fresh
@@ -200,7 +190,7 @@ class Queue(Mapping[int, Held]):
             del of[known.peer.pid]
         fresh = self._with(everyone, lines, of, self.handing - {connection})
         if not first:
-            fresh._order, fresh._users = self._order, self._users
+            fresh._order = self._order
         elif self._order is not None and not line:
             fresh._order = tuple(one for one in self._order if one[2] != known.uid)
         return fresh

@@ -336,19 +336,20 @@ class Queue:
         best: tuple[int, int, Held] | None = None
         short = False
         full = places.taken() >= admissions.room
+        users = lines.keys() if admissions.others is not None else lines.keys() & admissions.users.keys()
         for known in (True, False):
-            for uid, line in lines.items():
-                user = admissions.user(uid)
-                if user is None or not (known or self._admits(user, uid, instance)):
+            for uid in users:
+                user, mine = admissions.user(uid), lines[uid].kin if known else lines[uid].new
+                if user is None or not mine or not (known or self._admits(user, uid, instance)):
                     continue
                 if alone and not places.of_user[uid]:
                     continue
-                paced = self.contexts_from if known else max(self._new.free_from(uid), self._new.all_free_from())
-                at = max(now, paced, self._rests.get((instance, uid), (0.0, 0.0))[0])
                 owed = self._owed_until(uid, several)
-                at = max(at, owed)
-                mine = line.kin if known else line.new
-                if mine and (full or (user.max_contexts is not None and places.taken(uid) >= user.max_contexts)):
+                if best is not None and not known and owed <= now and next(iter(mine)) > best[1]:
+                    continue  # it came later
+                paced = self.contexts_from if known else max(self._new.free_from(uid), self._new.all_free_from())
+                at = max(now, paced, self._rests.get((instance, uid), (0.0, 0.0))[0], owed)
+                if full or (user.max_contexts is not None and places.taken(uid) >= user.max_contexts):
                     # a known process without a context has its place already
                     mine = {n: one for n, one in mine.items() if known and not places.has_any(one.process)}
                     short = True
