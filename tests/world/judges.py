@@ -61,14 +61,14 @@ class Judges:
         """By client, where it came last."""
         self.most: dict[int, int] = {}
         """By server, the most contexts that it had."""
-        self.stops: list[float] = []
-        """When a process was stopped."""
+        self.stops: list[tuple[float, float]] = []
+        """When a process was stopped, and for how long."""
         self._turns: dict[Loop, deque[tuple[int, int]]] = {}
 
     @property
     def stopped(self) -> float:
         """When a process was stopped last."""
-        return max(self.stops, default=float("-inf"))
+        return max((at for at, _ in self.stops), default=float("-inf"))
 
     def fail(self, what: str) -> None:
         """Heard at the next look: in the middle of the product's code nothing is raised."""
@@ -205,7 +205,7 @@ class Judges:
         if waiting and all(one.given is None for one in living):
             since = self._idle_since = now if self._idle_since is None else self._idle_since
             bound = IDLE + IDLE_KILLED * any(now - at < SETTLES for at, _ in self.faults)
-            bound += IDLE_STOPPED * sum(now - at < SETTLES for at in self.stops)
+            bound += sum(max(IDLE_STOPPED, seconds) for at, seconds in self.stops if now - at < SETTLES)
             lies = [one for one in self.lives if not one.honest and (one.over is None or now - one.over < SETTLES)]
             bound += HELD_UP * len(lies)
             if now - since > bound:

@@ -553,11 +553,11 @@ class World:
         else:
             seconds = self.chance.choice((0.05, 0.5, 3.0, 15.0))
             self.tell(f"{process} is stopped for {seconds:g} s")
-            self.judges.stops.append(self.kernel.now)
+            self.judges.stops.append((self.kernel.now, seconds))
             self.goes_on = max(self.goes_on, self.kernel.now + seconds)
             self.kernel.signal(process, 19)
             self.kernel.after(seconds, self.kernel.signal, process, 18)
-            if fault.who == "gate" and seconds > WATCHDOG:
+            if fault.who == "gate" and seconds > WATCHDOG and not self.plan.parent:
                 self.kernel.after(WATCHDOG, self.kernel.signal, process, 9)
 
     def _called(self, process: Process, what: str) -> None:
