@@ -31,6 +31,11 @@ class Clients:
     def holds(self, connection: int) -> bool:
         return connection in self._waiting
 
+    def bound(self, connection: int) -> bool:
+        """Whether one instance alone may serve this held connection."""
+        waiting = self._waiting.get(connection)
+        return waiting is not None and waiting[0].asked is not None
+
     def give(self, connection: int) -> tuple[Knock, Process | None]:
         """A held connection, for another owner."""
         return self._waiting.pop(connection)

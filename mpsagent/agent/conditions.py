@@ -146,24 +146,25 @@ def _out_of_turn(view: View) -> bool:
 
 
 def _too_long(view: View, left: float | None, now: float) -> str | None:
-    """A user who waits longer than the policy says while nothing explains it: never healthy. ``left``: when the last
-    turn ended."""
+    """A user who waits longer than the policy says while nothing explains it: never healthy. A hand-over explains it
+    for as long as its server may take to start. ``left``: when the last turn ended."""
     waiting = view.waiting()
     if view.elsewhere:
         return None
+    held = view.state.held
+    late = view.policy.hang_server_ready + view.policy.hang_control
+    begun = {at + late: held[one] for one in held.handing if (at := held[one].handing) is not None}
     if view.together:
-        late = view.policy.hang_server_ready + view.policy.hang_control + WAIT_SLACK
-        begun = [view.state.held[connection] for connection in view.state.held.handing]
-        long = next((held for held in begun if held.handing is not None and now > held.handing + late), None)
+        long = next((one for due, one in begun.items() if now > due + WAIT_SLACK), None)
         return None if long is None else _stuck(long.uid, now - long.since)
     if not waiting or view.state.drain is not None or view.given_up is not None:
         return None
     uid = waiting[0]
-    since = view.suspended.get(uid) or min(h.since for h in view.state.held.line(uid))
+    since = view.suspended.get(uid) or min(h.since for h in held.line(uid))
     if view.turn is None:
-        due: float | None = max(since, left or since)
+        due: float | None = max((since, left or since, *begun))
     else:
-        due = since if view.turn.contested is None else view.turn.over
+        due = max((since, *begun)) if view.turn.contested is None else view.turn.over
     return None if due is None or now <= due + WAIT_SLACK else _stuck(uid, now - since)
 
 

@@ -20,6 +20,8 @@ from mpsagent.system.processes import Process as Pidfd
 from mpsagent.system.processes import open_files
 from mpsagent.wire import link
 
+GONE = "its process has worked at instance {}, which the policy does not have any more: start the program again"
+
 
 class Placing:
     """Of one node. A client whose user has to be known by name first waits here, and at the gate. ``how()``: as the
@@ -147,7 +149,10 @@ class Placing:
         found.gate.receive(message, process, lane)
 
     def _moved(self, connection: int, to: Agent) -> None:
-        """The gate hands a connection over elsewhere than it was thought to wait: the gate is right."""
+        """The gate hands a connection over elsewhere than it was thought to wait, or before its user was known by name:
+        the gate is right."""
+        if (unplaced := self._unplaced.pop(connection, None)) is not None:
+            to.gate.receive(*unplaced)
         agent = self._at(connection)
         if agent is not None and agent is not to:
             self._move(connection, agent, to)
@@ -169,6 +174,9 @@ class Placing:
             self._asked(knock, process)
             return
         found = self._there(knock)
+        if found is None and knock.asked:
+            self._refuse(knock, process, GONE.format(knock.asked))
+            return
         if found is None:
             places = self.places()
             name = placement.stays(knock.uid, places)
@@ -185,8 +193,11 @@ class Placing:
         found.gate.receive(knock, process)
 
     def _there(self, knock: link.Knock) -> Agent | None:
-        """Where the gate has it; else where its user waits, has a lane, or waited when the earlier agent ended."""
+        """Where its process has worked; else where the gate has it; else where its user waits, has a lane, or waited
+        when the earlier agent ended."""
         agents, uid = self._agents, knock.uid
+        if knock.asked:
+            return self._section(knock.asked)
         if len(agents) == 1:
             return agents[0]
         if knock.instance is not None and (place := self.find(knock.instance)) is not None:
@@ -238,7 +249,8 @@ class Placing:
             asyncio.get_running_loop().call_soon(self._spread)
 
     def _spread(self) -> None:
-        """Who waits elsewhere and has no client at work goes to an instance that is idle."""
+        """Who waits elsewhere and has no client at work goes to an instance that is idle; not with a process that has
+        to stay."""
         self._scheduled = False
         places = self.places()
         for agent in self._agents:
@@ -248,6 +260,8 @@ class Placing:
                 name = placement.free(who, places, self._how())
                 to = self._section(name)
                 if to is None or uid in here.admitted or here.there == {uid} or agent.state.clients_of_user(uid):
+                    continue
+                if any(held.of_client or agent.clients.bound(held.connection) for held in agent.state.held.line(uid)):
                     continue
                 self._move_user(uid, agent, to)
                 places = self.places()

@@ -66,9 +66,9 @@ class Holding:
         self._connections[connection.number] = connection
         held = connection.held()
         held.asked, held.instance = self._place(connection)
-        known = self.queue.known_process(held.process)
-        if known is not None and not held.may_wait(known.instance):
-            self.refused(connection, f"its process has clients at instance {known.instance}, and asks for {held.asked}")
+        passed = self.queue.passed(held.process)
+        if passed is not None and not held.may_wait(passed.instance):
+            self.refused(connection, f"its process belongs to instance {passed.section}, and asks for {held.asked}")
             self.close(connection)
             return
         self.queue.add(held)

@@ -148,9 +148,9 @@ class Gate:
                 say(f"{name!r} of the descriptor store is not what its name says; it is dropped")
                 self._store.drop(name)
                 os.close(descriptor)
-        for found, descriptor in kept:
-            if not isinstance(found, KnownName):
-                continue
+        processes = [(found, descriptor) for found, descriptor in kept if isinstance(found, KnownName)]
+        processes.sort(key=lambda one: one[0].left)  # who passes again lies there twice for a moment
+        for found, descriptor in processes:
             if not self._processes.restore(str(found), found, descriptor, self._instances.get(found.instance).name):
                 self._store.drop(str(found))
         last_words: dict[int, bytes] = {}
@@ -249,11 +249,15 @@ class Gate:
         return None if found is None else found.name
 
     def _place_of(self, connection: Connection) -> tuple[str | None, str | None]:
-        """The one instance that this connection asks for, None: it asks for none; and where it waits."""
+        """The one instance that may serve this connection, None: each may; and where it waits."""
         uid = connection.peer.uid
-        if not self._own.on:
+        left = self._queue.left(connection.process)
+        if self._own.on:
+            asked = self._own.of(connection) or self._instances.first.name
+        elif left is not None:
+            asked = left.section
+        else:
             return None, self._place(uid)
-        asked = self._own.of(connection) or self._instances.first.name
         users_own = self._instances.find(f"{asked}-u{uid}")  # apart
         return asked, asked if users_own is None or uid not in users_own.admissions.users else users_own.name
 

@@ -52,6 +52,11 @@ class KnownProcess:
     def process(self) -> Process:
         return (self.pid, self.start)
 
+    @property
+    def section(self) -> str:
+        """The instance that it passed in; apart, that of which this is its user's."""
+        return self.instance.removesuffix(f"-u{self.uid}")
+
     def on(self, device: int) -> int:
         return self.listed[device] + len(self.opened) if self.has_any else 1
 

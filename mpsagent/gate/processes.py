@@ -1,4 +1,5 @@
-"""Processes that were handed over: each has a pidfd in the loop, which tells its end, and one in the store."""
+"""Processes that were handed over: each has a pidfd in the loop, which tells its end, and one in the store. Also of
+those that have left their servers, because they stay in their instance until they end."""
 
 from __future__ import annotations
 
@@ -86,7 +87,9 @@ class KnownProcesses:
     def not_passed(self, connection: Connection) -> None:
         """The hand-over came to nothing after :meth:`prepare`."""
         process = connection.process
-        if self._queue.known_process(process) is None:
+        if (left := self._queue.left(process)) is not None:
+            self._stays(left)
+        elif self._queue.known_process(process) is None:
             self._forget(process)
 
     def restore(self, name: str, said: KnownName, pidfd: int, instance: str) -> bool:
@@ -97,12 +100,14 @@ class KnownProcesses:
             with suppress(OSError):
                 os.close(pidfd)
             return False
-        self._queue.know(
-            KnownProcess(
-                pid, said.uid, said.gid, said.start, said.since, said.limits, 0 if said.unseen else 1, instance, True
-            )
+        known = KnownProcess(
+            pid, said.uid, said.gid, said.start, said.since, said.limits, 0 if said.unseen else 1, instance, True
         )
-        self._queue.places(instance).doubtful = True
+        if said.left:
+            self._queue.leave(known)
+        else:
+            self._queue.know(known)
+            self._queue.places(instance).doubtful = True
         self._watched[process] = _Watched(pidfd, name)
         self._loop.add_reader(pidfd, self._end, process)
         return True
@@ -128,12 +133,28 @@ class KnownProcesses:
         One that has passed since is at work again. ``given``: another connection of it is being handed over, and it
         will be known by that."""
         known = self._queue.known_process(process)
-        if known is not None and connections is not None and known.connections > connections:
+        if known is None:
+            return
+        if connections is not None and known.connections > connections:
             known.connections -= connections  # the agent counts anew, with what it has still to hear
-        elif given:
-            self._queue.forget(process)
+            return
+        beyond = self._queue.leave(known)
+        if not given:
+            self._stays(known)
+        if beyond is not None:
+            self._forget(beyond)
+
+    def _stays(self, left: KnownProcess) -> None:
+        """Who has left its server lies in the store as that."""
+        name = str(KnownName(left.uid, left.gid, left.start, left.since, None, left.instance, left=True))
+        watched = self._watched.get(left.process)
+        if watched is not None and watched.name == name:
+            return
+        pidfd = peers.open_pidfd(*left.process)  # another one, because systemd keeps none twice
+        if pidfd is None:
+            self._forget(left.process)
         else:
-            self._forget(process)
+            self._replace(left.process, pidfd, name)
 
     def pidfd(self, process: Process) -> int | None:
         """A copy, for another owner to close."""

@@ -30,6 +30,9 @@ ALONE = Rates(rate=0.1, burst=16.0)
 two hand-overs of 8 s: so many are lost to a server that hangs, which is no user's fault, until it is killed."""
 LONGEST_OWED = FORGIVEN = 600.0
 MOST_REMEMBERED = 1024
+MOST_LEFT = 512
+"""Living processes that have left their server, whose instance is remembered: each takes a descriptor here and in the
+store."""
 LOOK_BEHIND = 16
 """How many connections of one user are looked at behind one that pauses after a failure."""
 
@@ -38,8 +41,8 @@ LOOK_BEHIND = 16
 class Held:
     """A CUDA connection that waits. ``connection`` grows with the time of arrival. ``not_before``: it pauses after a
     failed hand-over until then; ``pause`` is the last pause's length. ``instance``: where it waits, None: nowhere yet;
-    ``busy``: it is being handed over there; ``asked``: the instance in whose own directory it came, which alone may
-    serve it (apart, as its user's)."""
+    ``busy``: it is being handed over there; ``asked``: the instance that alone may serve it (apart, as its user's),
+    because it came in that one's own directory, or because its process has passed there."""
 
     connection: int
     pid: int
@@ -76,7 +79,8 @@ class _Line:
 
 class Queue:
     """Order of arrival inside a user and among admitted users; known processes before new ones, their users by turns.
-    Each instance has its own lines; a process is known in one of them, and its connections wait there."""
+    Each instance has its own lines; a process is known in one of them, and its connections wait there, also when it
+    has left its server: its CUDA goes on with the GPUs that it saw there."""
 
     def __init__(self, most: int = MOST_HELD, most_of_a_user: int = MOST_HELD_OF_A_USER) -> None:
         self.most = most
@@ -86,6 +90,9 @@ class Queue:
         self._of: dict[Process, set[int]] = {}
         self._held_of = Counts()
         self._known: dict[Process, KnownProcess] = {}
+        self._left: dict[Process, KnownProcess] = {}
+        """Who was known and has left its server, and lives."""
+        self._left_of = Counts()
         self._own: dict[Process, str] = {}
         """Processes that were, or are being, handed over with limits of their own, and their jobs."""
         self._owes, self._slow, self._alone = Account(OWES), Account(SLOW), Account(ALONE)
@@ -155,13 +162,42 @@ class Queue:
     def known_process(self, process: Process) -> KnownProcess | None:
         return self._known.get(process)
 
+    def passed(self, process: Process) -> KnownProcess | None:
+        """Who is known, or has left its server."""
+        return self._known.get(process) or self._left.get(process)
+
     def know(self, known: KnownProcess) -> None:
         """One that is not known yet."""
+        self._forget_left(known.process)
         self.places(known.instance).know(known)
         self._known[known.process] = known
         self._sort(known.process)
 
+    def leave(self, known: KnownProcess) -> Process | None:
+        """It has left its server: it is known no more, and waits where it was. Returns who is forgotten for it: where
+        too many are remembered, the oldest of the user who has most of them."""
+        process = known.process
+        self.forget(process)
+        self._left[process] = known
+        self._left_of.add(known.uid)
+        for connection in self._of.get(process, ()):
+            self._held[connection].asked = known.section
+        if len(self._left) <= MOST_LEFT:
+            return None
+        most = self._left_of.most()
+        return next(one.process for one in self._left.values() if one.uid == most)
+
+    def left(self, process: Process) -> KnownProcess | None:
+        """Who has left its server and is remembered."""
+        return self._left.get(process)
+
+    def _forget_left(self, process: Process) -> None:
+        known = self._left.pop(process, None)
+        if known is not None:
+            self._left_of.remove(known.uid)
+
     def forget(self, process: Process) -> None:
+        self._forget_left(process)
         known = self._known.pop(process, None)
         self._own.pop(process, None)
         if known is not None:
@@ -202,6 +238,8 @@ class Queue:
     def ask(self, connection: int, asked: str | None, instance: str | None) -> None:
         """It has asked for this instance, or (None) for none; it waits in ``instance`` then."""
         held = self._held[connection]
+        if held.process in self._left:
+            return
         held.asked = asked
         if not held.busy and not (held.process in self._known or (asked is None and held.instance is not None)):
             self._put(held, instance)

@@ -44,7 +44,8 @@ class ConnectionName:
 
 @dataclass(frozen=True, slots=True)
 class KnownName:
-    """The pidfd of a process that was handed over, or came through another one (``unseen``). ``since`` in seconds."""
+    """The pidfd of a process that was handed over, or came through another one (``unseen``); ``left``: it has left its
+    server, and only its instance counts. ``since`` in seconds."""
 
     uid: int
     gid: int
@@ -53,10 +54,11 @@ class KnownName:
     limits: Limits | None = None
     instance: str = ""
     unseen: bool = False
+    left: bool = False
 
     def __str__(self) -> str:
         numbers = self.uid, self.gid, self.start, round(self.since * 1000)
-        return _name("u" if self.unseen else "k", numbers, self.limits, self.instance)
+        return _name("l" if self.left else "u" if self.unseen else "k", numbers, self.limits, self.instance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ def parse_name(text: str) -> ConnectionName | KnownName | DaemonName | None:
     """None for a name that is not ours."""
     text, at, instance = text.partition("@")
     letter, words = text[:1], text[1:].split(".")
-    count = {"c": 2, "p": 2, "k": 4, "u": 4, "d": 5}.get(letter)
+    count = {"c": 2, "p": 2, "k": 4, "u": 4, "l": 4, "d": 5}.get(letter)
     if count is None or len(words) < count or (at and not instance_name(instance)):
         return None
     try:
@@ -116,7 +118,7 @@ def parse_name(text: str) -> ConnectionName | KnownName | DaemonName | None:
         uid, gid, start, since = numbers
         if since >= 1 << 50:  # milliseconds, of which a float keeps no more
             return None
-        return KnownName(uid, gid, start, since / 1000, limits, instance, letter == "u")
+        return KnownName(uid, gid, start, since / 1000, limits, instance, letter == "u", letter == "l")
     return ConnectionName(numbers[0], numbers[1], letter == "p") if limits is None else None
 
 
@@ -195,7 +197,7 @@ class Store:
         self._names.add(name)
         self._used += len(name) + 1
         # systemd would drop a socket that hangs up, and with it the client's last word (FDPOLL, systemd 246)
-        poll = "" if name[:1] in ("k", "u") else "\nFDPOLL=0"
+        poll = "" if name[:1] in ("k", "u", "l") else "\nFDPOLL=0"
         self._tell(f"FDSTORE=1\nFDNAME={name}{poll}".encode(), descriptor)
         return True
 

@@ -33,8 +33,9 @@ class Hello:
 @dataclass(frozen=True, slots=True)
 class Knock:
     """A CUDA connection is held. A pidfd comes along unless the process has gone already. ``instance`` None: the tables
-    name its user nowhere, and the agent says where it belongs by naming it in one. ``asked``: the instance in whose own
-    directory it came (``placement = "own"``), which alone may serve it; None: each instance may."""
+    name its user nowhere, and the agent says where it belongs by naming it in one. ``asked``: the instance that alone
+    may serve it: it came in that one's own directory (``placement = "own"``), or its process has passed there; None:
+    each instance may."""
 
     kind: ClassVar[str] = "knock"
     connection: int
@@ -291,8 +292,9 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The process has left its server: the gate forgets it, and its next connection is that of a new client. Not where
-    it has passed since: ``connections`` says how often it had, as far as the agent knows; None: whatever it does."""
+    """The process has left its server: it is not known any more, and its next connection is that of a new client, at
+    the same instance. Not where it has passed since: ``connections`` says how often it had, as far as the agent knows; None:
+    whatever it does."""
 
     kind: ClassVar[str] = "release"
     pid: int

@@ -42,6 +42,23 @@ def test_who_has_waited_for_a_whole_turn_does_not_wait_too_long_when_it_is_over(
         assert len([one for one in conditions.all() if "longer than the policy says" in one.what]) == expected
 
 
+@pytest.mark.parametrize("turn", [Turn(USER, 100.0), None], ids=["in its turn", "behind a turn that is over"])
+def test_who_waits_while_a_server_starts_does_not_wait_too_long(turn: Turn | None) -> None:
+    """Seen: 5 s after it had come, though a server may take `hang.server_ready` (30 s) for its start."""
+    core = Core()
+    for one in (Held(1, Peer(10, USER, USER, 1), 100.0, handing=100.0), Held(2, Peer(11, OTHER, OTHER, 1), 101.0)):
+        core.state = replace(core.state, held=core.state.held.put(one))
+    names = {USER: Identity(USER, "alice"), OTHER: Identity(OTHER, "bob")}
+    control = Control(pid=5, started=1.0, socket="/c", version=13000, proven=True)
+    core.state = replace(core.state.changed(control=control), identities=names)
+    core.memories = replace(core.memories, turns=replace(core.memories.turns, turn=turn))
+    conditions, policy = Conditions(), core.state.policy
+    most = policy.hang_server_ready + policy.hang_control
+    for now, expected in ((101.0 + WAIT_SLACK + 1.0, 0), (100.0 + most, 0), (100.0 + most + WAIT_SLACK + 1.0, 1)):
+        note_conditions(conditions, core, now)
+        assert len([one for one in conditions.all() if "longer than the policy says" in one.what]) == expected, now
+
+
 @pytest.mark.parametrize(
     ("hook", "seconds"), [("", 10.0), ('[hooks]\nbefore_end = "/usr/bin/true"\ndeadline = "60s"\n', 70.0)]
 )

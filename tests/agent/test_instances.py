@@ -157,6 +157,64 @@ def test_each_gpu_has_an_instance_and_users_are_spread_and_stay(stage: Stage) ->
     )
 
 
+def test_a_process_that_has_lost_its_server_stays_with_its_gpu_whoever_dies(stage: Stage) -> None:
+    """Its CUDA goes on with the GPU that it saw. In disorder it went to the instance that was idle, and worked on its
+    own GPU beside the user whose turn it was there."""
+    agent = start(stage)
+    other = working(stage, B)
+    client = working(stage, A, "contexts", 2, 600)
+    assert (where(agent, other), where(agent, client)) == ("gpu0", "gpu1")
+    assert client.saw("made 2 contexts")
+    os.kill(instances(agent)["gpu1"]["control"]["pid"], signal.SIGKILL)
+    stage.record("client.ended", pid=client.pid)
+    stage.until(lambda: all_open(agent), "both serve again")
+    third = working(stage, C)
+    assert where(agent, third) == "gpu1"
+    os.kill(client.pid, signal.SIGUSR1)  # it makes another context
+
+    def waits() -> list[tuple[int, str]]:
+        return [(one["uid"], one["instance"]) for one in agent.api.get("/v1/queue")["queue"]]
+
+    stage.until(lambda: waits() == [(A, "gpu1")], "it waits where it worked")
+    other.finish()  # gpu0 is idle
+    stage.until(lambda: other.rc is not None and where(agent, other) is None, "it has ended")
+    gate = agent.api.status()["gate"]["pid"]
+    os.kill(gate, signal.SIGKILL)
+    stage.until(lambda: agent.api.status()["gate"]["pid"] not in (None, gate) and all_open(agent), "another gate")
+    assert waits() == [(A, "gpu1")]
+    stage.stop_agent(agent, signal.SIGKILL)
+    agent = again(stage)
+    stage.until(lambda: waits() == [(A, "gpu1")], "another agent knows it")
+    beside = stage.client(A, "query")  # the user's others wait for the same GPU
+    stage.waiting(beside)
+    third.finish()
+    assert client.saw("another ctx")
+    assert beside.ended() == 0
+    connected = stage.records("client.connected", uid=A)
+    assert [(one["pid"], one["instance"]) for one in connected].count((client.pid, "gpu1")) == 2
+    assert {one["instance"] for one in connected} == {"gpu1"}
+    assert not stage.records("user.moved", uid=A)
+
+
+def test_a_process_whose_instance_is_taken_away_is_told_to_start_again(stage: Stage) -> None:
+    devices = json.loads(Path(stage.backend.control).with_name("devices.json").read_text())
+    gpu0, gpu1 = (f'[instance.gpu{n}]\ndevices = ["{devices[n]["uuid"]}"]\n' for n in (0, 1))
+    agent = start(stage, gpu0 + gpu1)
+    other, client = working(stage, B), working(stage, A, "contexts", 2, 600)
+    assert where(agent, client) == "gpu1"
+    os.kill(instances(agent)["gpu1"]["control"]["pid"], signal.SIGKILL)
+    stage.record("client.ended", pid=client.pid)
+    other.finish()
+    stage.stop_agent(agent)
+    agent = start(stage, gpu0)
+    assert list(instances(agent)) == ["gpu0"]
+    os.kill(client.pid, signal.SIGUSR1)
+    assert client.saw("another ctx CUDA_ERROR_MPS_CONNECTION_FAILED"), client.text()
+    why = stage.record("client.refused", pid=client.pid)["why"]
+    assert why.startswith("its process has worked at instance gpu1, which the policy does not have any more")
+    assert where(agent, working(stage, A)) == "gpu0"
+
+
 def test_who_belongs_nowhere_is_refused_and_told(stage: Stage) -> None:
     """The user by `policy explain` and so by `queue`; the administrator by `policy check` and on record."""
     devices = json.loads(Path(stage.backend.control).with_name("devices.json").read_text())

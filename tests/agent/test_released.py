@@ -75,13 +75,17 @@ def test_a_gate_goes_on_with_the_connections_that_the_one_before_has_stored(rele
     """Who waits, who works, and how far a hand-over was: all that systemd keeps of them is a name for each."""
     names = [parse_name(one) for one in (released / "descriptors.txt").read_text().splitlines()]
     limits = Limits(10.0, {0: 2 << 30})
-    assert names == [
+    ours = [
         ConnectionName(3, 7),
         ConnectionName(4, 8, privileged=True),
         KnownName(SECOND, SECOND, 5, 998.0, limits),
         KnownName(SECOND, SECOND, 6, 999.0, None, "gpu1", unseen=True),
+        KnownName(SECOND, SECOND, 9, 997.0, None, "gpu1", left=True),
         DaemonName(3, 1, FIRST, FIRST, False, limits),
     ]
+    if released.name != mpsagent.__version__:
+        ours = [name for name in ours if not getattr(name, "left", False)]
+    assert names == ours
 
 
 @each

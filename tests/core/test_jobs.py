@@ -63,6 +63,26 @@ def test_a_process_keeps_what_it_was_let_in_with() -> None:
     assert threads(stage, proc) == [5.0] * 5
 
 
+@both
+def test_who_waits_for_a_context_when_it_is_released_is_named_again(together: bool) -> None:
+    """The control daemon was killed, and its client waited for the next one until it ended."""
+    stage = Stage(TEXT, together=together).up()
+    small = stage.client(ALICE, cgroup="/jobs/small")
+    stage.run(1)
+    stage.detaches(small)
+    stage.run(0.01)
+    stage.start_fails = True
+    stage.crash_control()
+    stage.run(0.1)
+    stage.comes_back(small)
+    stage.run(2)
+    assert [one.pid for one in stage.actions(link.Release)] == [small.pid]
+    stage.start_fails = False
+    stage.run(30)
+    assert stage.working(small)
+    assert threads(stage, small)[-1] == 5.0
+
+
 def test_what_jobs_have_counts_for_the_total() -> None:
     stage = Stage(TEXT).up()
     crowd = [stage.client(ALICE, cgroup=path) for path in ("/jobs/a", "/a", "/a", "/jobs/small")]

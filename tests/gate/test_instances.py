@@ -21,6 +21,7 @@ from mpsagent.wire.link import (
     Knock,
     Known,
     Passed,
+    Release,
     Synced,
     User,
     decode_from_agent,
@@ -77,6 +78,46 @@ def test_a_known_process_stays_in_its_instance() -> None:
     assert (queue.instance_of(A), queue.known_in(ONE)) == (None, 0)
 
 
+def test_a_process_that_has_left_its_server_stays_in_its_instance_until_it_ends() -> None:
+    """Its CUDA goes on with the GPU that it saw there: in disorder two users worked on one GPU."""
+    queue, known = Asked(), KnownProcess(70, A, A, 5, 0.0, Limits(), instance=ONE)
+    queue.know(known)
+    queue.add(Held(1, 70, A, A, 5, 0.0, instance=ONE))
+    queue.leave(known)
+    assert (queue.known_process((70, 5)), queue.known_in(ONE)) == (None, 0), "it counts for nothing"
+    queue.place(A, TWO)
+    queue.ask(1, None, TWO)
+    assert queue.next(0.0, admit(TWO, A)) is None
+    assert queue.next(0.0, admit(ONE, A)) is queue.get(1)
+    queue.know(known)
+    queue.forget((70, 5))
+    assert queue.left((70, 5)) is None
+
+
+def test_of_apart_it_stays_in_the_section() -> None:
+    queue, known = Asked(), KnownProcess(70, A, A, 5, 0.0, Limits(), instance=f"{ONE}-u{A}")
+    queue.know(known)
+    queue.add(Held(1, 70, A, A, 5, 0.0, instance=ONE))
+    queue.leave(known)
+    queue.give_up(f"{ONE}-u{A}")
+    queue.place(A, TWO)
+    assert queue.next(0.0, admit(ONE, A)) is queue.get(1)
+
+
+def test_of_too_many_who_have_left_the_oldest_of_the_user_with_most_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mpsagent.gate.queue.MOST_LEFT", 3)
+    queue = Asked()
+    forgotten = []
+    for pid, uid in ((1, B), (2, A), (3, A), (4, B), (5, A)):
+        beyond = queue.leave(KnownProcess(pid, uid, uid, 5, 0.0, Limits(), instance=ONE))
+        if beyond is not None:
+            queue.forget(beyond)
+            forgotten.append(beyond[0])
+    assert forgotten == [2, 1]
+
+
 def test_a_connection_that_is_being_handed_over_is_not_taken_away() -> None:
     queue = Asked()
     queue.add(Held(1, 70, A, A, 5, 0.0, instance=ONE))
@@ -115,6 +156,7 @@ def test_who_has_asked_for_an_instance_waits_there_and_nowhere_else() -> None:
     [
         KnownName(5, 6, 7, 8.0, Limits(20, {0: 1 << 30}), "gpu-0.a_B"),
         KnownName(5, 6, 7, 8.0, None, "gpu0"),
+        KnownName(5, 6, 7, 8.0, None, "gpu0", left=True),
         DaemonName(1, 2, 3, 4, True, Limits(20), "gpu0"),
         DaemonName(1, 2, 3, 4, False, None, "gpu0"),
     ],
@@ -162,6 +204,44 @@ def test_a_gate_that_is_killed_finds_each_one_where_it_was_without_an_agent(rig:
     again.say(admit(TWO, B, C))
     held.served()
     assert two.saw("gave", uid=C)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("waits", [False, True], ids=["comes later", "waits already"])
+def test_a_process_that_was_released_comes_back_to_its_instance_whoever_dies(rig: Rig, waits: bool) -> None:
+    """The agent says that it has left its server; then both die, and the tables name its user elsewhere."""
+    one, two, agent = start(rig, admit(ONE, A))
+    client = rig.client(A)
+    client.served()
+    start_time = agent.wait(Passed).start
+    agent.say(admit(ONE, B))
+    if waits:
+        client.more()
+        agent.wait(Knock, 2, pid=client.pid)
+    agent.say(Release(client.pid, start_time, 1))
+    agent.say(admit(TWO, A))
+    agent.wait(Applied, instance=TWO)
+    agent.close()
+    rig.kill_gate()
+    if not waits:
+        client.more()
+    rig.client(A).served()  # the gate has looked who may pass
+    again = rig.agent()
+    again.wait(Synced)
+    knock = again.wait(Knock, pid=client.pid)
+    assert (knock.instance, knock.asked) == (ONE, ONE)
+    assert not again.all(Known, pid=client.pid), "it counts for nothing"
+    again.say(admit(TWO, A))
+    again.say(admit(ONE, A))
+    client.served(2)
+    assert [len(daemon.saw("gave", uid=A)) for daemon in (one, two)] == [2, 1]
+    assert again.wait(Passed, pid=client.pid).instance == ONE
+    again.say(Release(client.pid, start_time, 1))
+    again.say(Release(client.pid, start_time, 1))  # which changes nothing
+    client.more()
+    again.wait(Knock, 2, pid=client.pid)
+    client.served(3)
+    client.end()
 
 
 @pytest.mark.root
