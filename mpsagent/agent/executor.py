@@ -140,7 +140,10 @@ class Executor:
         while patient and reply.status is Status.BUSY and self._clock.now() < asked + BUSY_MOST:
             await asyncio.sleep(pause)
             reply, pause = await self._front_end.run(batch, deadline=limit, urgent=urgent), 2 * pause
-        if reply.status is Status.SILENT and not may_block:
+        control = self._state().control
+        # Its process lives, and its socket has gone from the hidden directory: nobody will ever reach it again.
+        lost = reply.status is Status.NO_DAEMON and control is not None and control.quitting is None
+        if (lost or reply.status is Status.SILENT) and not may_block:
             # on a busy machine the question itself may be late, and others be answered meanwhile
             self._silence(max(asked, self._heard), True)
         elif reply.status in (Status.ANSWERED, Status.BUSY, Status.NO_DAEMON):

@@ -137,9 +137,24 @@ MOST_COMMAND = 160
 """Letters of a command line: `python -c` has a whole program, and a pipe cuts nothing."""
 
 
+COMMAND_LINES = 1.0
+"""Seconds for all of them."""
+_silent = set[int]()
+
+
 def command_lines(found: list[Json]) -> list[Json]:
-    """Clients with their whole command line instead of the name that the agent knows, as far as who asks may see it."""
-    return [{**one, "command": _command_line(one) or one["command"]} for one in found]
+    """Clients with their whole command line instead of the name that the agent knows, as far as who asks may see it.
+    A process can keep its command line from coming: then its name stands there, and it is not asked again."""
+    from threading import Thread
+
+    lines = dict[int, str]()
+    asked = [one for one in found if one["pid"] not in _silent]
+    look = Thread(target=lambda: lines.update((one["pid"], _command_line(one)) for one in asked), daemon=True)
+    look.start()
+    look.join(COMMAND_LINES)
+    if look.is_alive():
+        _silent.update([one["pid"] for one in asked if one["pid"] not in lines][:1])
+    return [{**one, "command": lines.get(one["pid"]) or one["command"]} for one in found]
 
 
 def _command_line(one: Json) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -16,9 +17,12 @@ from mpsagent.cli.checkup import NOTE, OK, PROBLEM, WARNING, Finding
 from mpsagent.cli.policy_check import surely_not_meant
 from mpsagent.core.sentences import named
 from mpsagent.policy.keys import default
+from mpsagent.system.threads import in_thread
 
 ANSWER = 5.0
 """Seconds for the agent to answer a question."""
+CHECK = 20.0
+"""Seconds for one check."""
 FUTURE = 5.0
 """Seconds that the newest event may lie in the future."""
 
@@ -125,7 +129,10 @@ def _findings(path: str, seen: _Seen) -> Iterator[Finding]:
     ]
     for topic, check in checks:
         try:
-            yield from check()
+            yield from asyncio.run(in_thread(lambda check=check: list(check()), deadline=CHECK))
+        except TimeoutError:
+            what = f"could not be looked at within {CHECK:g} s: something does not answer, or a user's process keeps "
+            yield Finding(WARNING, topic, f"{what}who reads it waiting, as it does with `ps`")
         except OSError as error:
             yield Finding(WARNING, topic, f"could not be looked at: {error}")
     if os.geteuid() != 0:
@@ -163,8 +170,6 @@ def _ahead(event: Json) -> float:
 
 
 def _others(public: str, own: list[int], control: str) -> Iterator[Finding]:
-    import asyncio
-
     from mpsagent.system.control_search import foreign
 
     for one in asyncio.run(foreign(public, own, control)):

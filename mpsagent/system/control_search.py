@@ -40,8 +40,7 @@ MOST_FOREIGN = 16
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """A control daemon that is not ours, for people to read about: it is never touched. What a process of another user
-    says of itself may be a lie."""
+    """A control daemon of root's that is not ours, for people to read about: it is never touched."""
 
     pid: int
     uid: int
@@ -140,7 +139,7 @@ async def search(pipe_directory: str, program: str = PROGRAM, how: str | None = 
 
 
 async def foreign(public_directory: str, own: Collection[int] = (), program: str = PROGRAM) -> list[Foreign]:
-    """Control daemons of the machine that are not ours (``own``: pids), those on ``public_directory`` first; at most
+    """Root's control daemons that are not ours (``own``: pids), those on ``public_directory`` first; at most
     ``MOST_FOREIGN``. Empty when /proc cannot be read in time."""
     try:
         return await in_thread(_foreign, public_directory, own, program, deadline=2 * PROOF_DEADLINE)
@@ -158,18 +157,21 @@ async def end_orphans(pipe_directory: str, program: str = PROGRAM) -> list[int]:
 
 
 # --- in a thread: reading /proc may block ----------------------------------------------------------------------------
+#
+# A user can keep who reads the user's command line waiting for ever, so that is asked of no process of another user.
 
 
 def _foreign(public_directory: str, own: Collection[int], program: str) -> list[Foreign]:
     near = {mount_namespace("self"), mount_namespace("1")} - {None}
     found = []
     for pid in psutil.pids():
-        if pid in own or (daemon := _look(pid, Path(program).name, PROGRAM)) is None:
+        if pid in own or _owner(pid) not in (0, os.geteuid()):
+            continue
+        if (daemon := _look(pid, Path(program).name, PROGRAM)) is None:
             continue
         process = daemon.process
         if process.alive and (daemon.foreground or daemon.background):
             directory, namespace = daemon.pipe_directory, mount_namespace(str(pid))
-            # Only root could serve root's directory: another user who says so wants an administrator to "quit" it.
             public = process.uid == os.geteuid() and _same_directory(pid, directory or "", public_directory)
             elsewhere = bool(near) and namespace is not None and namespace not in near
             found.append(
@@ -192,8 +194,9 @@ def _search(pipe_directory: str, how: str, program: str) -> Running | Problem | 
 
 def _prove(pid: int, pipe_directory: str, how: str, program: str) -> Running | Problem:
     absent = Problem(ProblemKind.ABSENT, f"process {pid} is not the control daemon of {pipe_directory}")
-    daemon = _look(pid, Path(program).name, PROGRAM)
-    if daemon is None:
+    if (uid := _owner(pid)) is None or (uid != os.geteuid() and not _owns_pid_file(uid, pipe_directory)):
+        return absent
+    if (daemon := _look(pid, Path(program).name, PROGRAM)) is None:
         return absent
     verdict: Running | Problem = absent
     try:
@@ -289,6 +292,11 @@ def mount_namespace(pid: str) -> int | None:
     with suppress(OSError):
         return Path(f"/proc/{pid}/ns/mnt").stat().st_ino
     return None
+
+
+def _owner(pid: int) -> int | None:
+    """The real uid. The owner of /proc/PID is root for a process whose memory is not to be dumped."""
+    return next(iter(ids(pid, b"Uid:")), None)
 
 
 def _same_directory(pid: int, theirs: str, ours: str) -> bool:

@@ -293,8 +293,8 @@ class Refuse:
 @dataclass(frozen=True, slots=True)
 class Release:
     """The process has left its server: it is not known any more, and its next connection is that of a new client, at
-    the same instance. Not where it has passed since: ``connections`` says how often it had, as far as the agent knows; None:
-    whatever it does."""
+    the same instance. Not where it has passed since: ``connections`` says how often it had, as far as the agent
+    knows; None: whatever it does."""
 
     kind: ClassVar[str] = "release"
     pid: int

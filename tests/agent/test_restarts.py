@@ -122,3 +122,16 @@ def test_a_restart_waits_for_clients_as_long_as_it_is_told(stage: Stage) -> None
 
 
 # --- a ladder ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_control_daemon_whose_sockets_have_gone_is_replaced_and_who_waits_is_served(stage: Stage) -> None:
+    """An `rm` too many in /run: it lives, nobody can reach it, and all waited until somebody restarted it by hand."""
+    stage.with_agent(f"{POLICY}[hang]\ncontrol = '2s'\n")
+    for path in stage.hidden().iterdir():
+        if path.is_socket():
+            path.unlink()
+    client = stage.client(A, "query")
+    assert client.ended() == 0
+    assert [one["action"] for one in stage.records("action.done") if one["action"].startswith("Kill")] == [
+        "KillControl"
+    ]

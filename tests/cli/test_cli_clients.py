@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import queue
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from mpsagent.cli import answer_text
+from mpsagent.cli import answer_text, ask
 from mpsagent.core import placement
 from tests.api.stand_in import ADMIN, OTHER, USER, Served
 from tests.cli.program import PROGRAM, run
+from tests.never_comes import USER as NOBODYS
+from tests.never_comes import process_that_cannot_be_read
+from tests.waiting import until
 
 
 def test_clients_and_queue_say_what_and_why(served: Served) -> None:
@@ -54,6 +59,24 @@ def test_a_user_is_told_first_where_that_user_stands(served: Served, uid: int, t
     assert " ".join(own.split()).replace("2026-11-21 ", "") == " ".join(text)
     assert max(map(len, own.splitlines())) <= 80
     assert rest.splitlines()[0].split() == ["#", "USER", "PROCESSES", "WAITING", "SERVED", "BY", "WHY"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root to start a process of another user")
+def test_a_process_that_cannot_be_read_is_shown_by_its_name_and_holds_nobody_up() -> None:
+    """`clients` and `top` of everybody would wait for as long as that process lives."""
+    words = ["python3", "-c", "import time; time.sleep(600)"]
+    with process_that_cannot_be_read() as pid, subprocess.Popen(words) as other:
+        try:
+            others = {"pid": other.pid, "uid": 0, "command": "python3"}
+            until(lambda: Path(f"/proc/{other.pid}/comm").read_text().strip() == "python3")
+            asked = [{"pid": pid, "uid": NOBODYS, "command": "python3"}, others]
+            ended = queue.SimpleQueue[list[ask.Json]]()
+            for _ in range(2):  # `top` asks again
+                threading.Thread(target=lambda: ended.put(ask.command_lines(asked)), daemon=True).start()
+                found = ended.get(timeout=60)
+        finally:
+            other.kill()
+    assert [one["command"] for one in found] == ["python3", " ".join(words)]
 
 
 def test_who_is_denied_is_told_where_the_policy_says_so() -> None:

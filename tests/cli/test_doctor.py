@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import queue
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,8 +14,10 @@ import pytest
 
 from mpsagent.agent.condition import Condition
 from mpsagent.api import views
+from mpsagent.cli import doctor
 from tests.api.stand_in import START, Served, StandIn, serve
 from tests.cli.program import run
+from tests.never_comes import process_that_cannot_be_read
 
 
 class Forward(StandIn):
@@ -45,3 +50,17 @@ def test_what_the_agent_knows_is_found_with_how_to_mend_it(served: Served) -> No
     assert "computing outside MPS, without limits: process 77" in texts
     assert [one for one in texts if "the clock was set back" in one]
     assert found["warning", "not sure"]["do"] == "use hostPID"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root to start a process of another user")
+def test_a_process_that_cannot_be_read_is_named_as_what_keeps_the_look_waiting(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole of `doctor` would wait for as long as that process lives."""
+    monkeypatch.setattr(doctor, "CHECK", 2.0)
+    ended = queue.SimpleQueue[list[doctor.Finding]]()
+    with process_that_cannot_be_read():
+        seen = doctor._ask(str(served.path))
+        threading.Thread(target=lambda: ended.put(list(doctor._findings(str(served.path), seen))), daemon=True).start()
+        found = ended.get(timeout=60)
+    assert [one.topic for one in found if "could not be looked at within" in one.what] == ["processes"]
