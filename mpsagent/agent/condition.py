@@ -11,9 +11,9 @@ from mpsagent.core.sentences import Names, named
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """``what`` is so, ``since`` when (seconds since the epoch; None: not known), how ``bad`` that is, what to ``do``.
-    ``not sure``: what mpsagent cannot promise, and no reason to call it unhealthy. ``until``: when it is forgotten;
-    ``where``: at which of several instances, empty: everywhere."""
+    """``what`` is wrong, ``since`` when (seconds since the epoch; None: not known), how ``bad`` that is, what to
+    ``do``. ``not sure``: what mpsagent cannot promise, and no reason to call it unhealthy. ``until``: when it is
+    forgotten; ``where``: at which of several instances, empty: everywhere."""
 
     what: str
     since: float | None = None

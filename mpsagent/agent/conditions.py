@@ -50,8 +50,8 @@ peers, logs and pipes, with room."""
 
 
 def note_files(conditions: Conditions, who: str, files: int | None, now: float) -> str | None:
-    """A limit of open files that is too low (None: not known): what needs one more fails, each thing in its own
-    words. Returns what is wrong."""
+    """A limit of open files that is too low (None: not known): whatever needs one more fails, with a message of its
+    own. Returns what is wrong."""
     few = files is not None and files < FILES
     what = f"{who} may open only {files} files; for as many clients as may come it needs {FILES}" if few else None
     conditions.set(f"files of {who}", what, now, "raise LimitNOFILE= in its unit, or ulimit -n; then start it again")

@@ -33,8 +33,8 @@ _KEPT: tuple[tuple[str, Callable[[Core], object], Callable[[Core], object]], ...
 
 
 class GateSide:
-    """Of one instance. ``since``: who came before that an earlier agent has told of; None: there was none. ``take``
-    decides on what came."""
+    """Of one instance. ``since``: connections from before that time an earlier agent has recorded; None: there was
+    none. ``take`` decides on what came."""
 
     def __init__(
         self,
@@ -167,7 +167,8 @@ class GateSide:
         self.keep()
 
     def process_ended(self, pid: int, start: int) -> None:
-        """Of a client. While the gate tells everything, what it has told of it is taken in later, and so is its end."""
+        """Of a client. While the gate tells all that it holds, its messages about the client are taken in later, and so
+        is the client's end."""
         event = inp.ProcessEnded(self._clock.now(), pid, start)
         self._take([event])
         if self._told is not None:

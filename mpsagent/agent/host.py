@@ -72,9 +72,9 @@ class Agent(Recorder):
     """One instance of MPS under one policy. Everything public here is for the api and orders; times are of ``clock``.
 
     ``link`` leads to the gate, and is that of all instances. ``inside`` says what is inside MPS, of all instances.
-    ``named`` says whether records say which instance they are about. ``since``: who came before that an agent before
-    has told of; None: there was none. ``decided`` is called after each of its decisions, ``changed`` when a user's lane
-    has come or gone, ``room`` says why there may be no further one."""
+    ``named`` says whether records say which instance they are about. ``since``: connections from before that time an
+    earlier agent has recorded; None: there was none. ``decided`` is called after each of its decisions, ``changed``
+    when a user's lane has come or gone, ``room`` says why there may be no further one."""
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ Caughts = dict[str, tuple[Position | None, LogParser]]
 
 
 class Lane:
-    """Of an instance whose engine is ``core``. ``key``: the user who has it alone, None: that of all users. ``take``
+    """Of an instance whose engine is ``core``. ``key``: the user whose own it is; None: it is for all users. ``take``
     decides on what is new, ``absorb`` does not; ``record`` writes down."""
 
     def __init__(

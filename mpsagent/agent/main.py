@@ -201,7 +201,7 @@ def _line(agent: Node) -> str:
 
 
 def _lock(settings: Settings) -> int | None:
-    """The state directory is one agent's alone. None where there is none, or where it cannot be written to (the store
+    """One agent alone has the state directory. None without one, or where it cannot be written to (the store
     says so, and the lock in the pipe directory is still to come)."""
     if settings.state_directory is None:
         return None

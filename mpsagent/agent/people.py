@@ -32,8 +32,8 @@ class People:
         return None if who is None else who.name
 
     def meet(self, uids: Iterable[int]) -> bool:
-        """Make sure that all these users are known, now or soon. Groups change: what the name service says anew of a
-        known one counts from then on. True when ``known`` has changed."""
+        """Make sure that all these users are known, now or soon. Groups change: a new answer of the name service about
+        a known user counts from then on. True when ``known`` has changed."""
         changed, unknown = False, []
         for uid in uids:
             identity = self._names.known(uid)

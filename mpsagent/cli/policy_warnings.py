@@ -71,7 +71,7 @@ def _of_this_machine(policy: Policy, parts: Path | None, devices: Sequence[Devic
 
 
 def _people(policy: Policy) -> Iterator[Identity]:
-    """Those of whom a section speaks, as far as the name service lists them: users, and members of groups."""
+    """Those whom a section names, if the name service lists them: users, and members of groups."""
     names = dict.fromkeys(path[1] for path in policy.named if path[0] == "user")
     for _, name in (path for path in policy.named if path[0] == "group"):
         with suppress(KeyError, ValueError):

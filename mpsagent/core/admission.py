@@ -122,9 +122,10 @@ def hold(view: View, uid: int) -> Reason | None:
     if uid in view.suspended:
         count = len(view.state.clients_of_user(uid))
         what = "its process is" if count == 1 else f"its {count} processes are"
-        return Reason("paused", f"{what} paused (stopped, with their memory): {whose}")
+        their = "its" if count == 1 else "their"
+        return Reason("paused", f"{what} frozen with {their} memory: {whose}")
     if turn.no_room is not None and uid == view.waiting()[0]:
-        whose += f", who cannot be paused for it: {turn.no_room}"
+        whose += f", who cannot be paused: {turn.no_room}"
     return Reason("turn", whose)
 
 

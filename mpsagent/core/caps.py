@@ -107,7 +107,7 @@ def _passing(client: Client) -> str:
 
 def lifted(view: View, pid: int) -> tuple[int | None, str]:
     """The user of a process that is held or was let in, and which of its limits its environment takes away, in words;
-    empty where that is none. Of a client with partitioning by context :func:`beyond` speaks."""
+    empty for none. :func:`beyond` names clients with partitioning by context."""
     state, lifts, client = view.state, view.state.lifts[pid], view.state.clients.get(pid)
     peer = client.peer if client is not None else next((one.peer for one in state.held.of((pid, lifts.start))), None)
     if peer is None or not view.identified(peer.uid):

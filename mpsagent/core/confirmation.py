@@ -3,9 +3,9 @@
 Lines can be forged and can be late. So these are only hints until MPS's own answer (``get_server_list``,
 ``get_server_status``, ``get_client_list``) confirms them: that there is a server; that a process works there that did
 not pass the gate; that a client has left its server while its process lives on, which would move a turn; that a server
-is in FAULT, after which signals come first, or in none any more; that the control daemon quits, so that everybody is
-held; and where a client is at work that is to be ended, of whom no line says it. One question for all, and rarely: it
-writes into the log that is read.
+is in FAULT, after which signals come first, or in none any more; that the control daemon quits, so that all users are
+held; and on which server a client works that is to be ended and that no line names. One question serves for all, and it
+is asked rarely: MPS writes it into the log that is read.
 """
 
 from __future__ import annotations

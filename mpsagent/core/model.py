@@ -31,7 +31,7 @@ ENDED_FOR = 2.0
 
 
 Key = int | None
-"""Of a lane: the user who has it alone; None: that of all users."""
+"""Of a lane: the user whose own it is; None: it is for all users."""
 
 
 class Status(StrEnum):
@@ -283,7 +283,7 @@ class State:
     clients: Mapping[int, Client] = field(default_factory=dict)
     held: Queue = field(default_factory=Queue)
     before: Mapping[tuple[int, int], Held] = field(default_factory=dict)
-    """By process: who waited when the link to the gate was lost, and has not been told of again."""
+    """By process: clients that waited when the link to the gate was lost, and that the gate has not named again."""
     turned_away: Mapping[int, Held] = field(default_factory=dict)
     """Connections that the gate was asked to refuse (bounded): one that was being handed over just then comes back."""
     stopped: frozenset[int] = frozenset()

@@ -81,7 +81,7 @@ def _gate_lost(state: State, event: inp.GateLost, out: Out) -> State:
 
 
 def _nothing_held(state: State) -> State:
-    """The gate tells everything again. Who is told of again is not a new one."""
+    """The gate tells all that it holds again. A connection that is told again is not a new one."""
     before = dict(state.before)
     for held in state.held.values():
         if not held.of_client:
@@ -206,7 +206,7 @@ def _passed(state: State, event: inp.GateSaid[link.Passed], out: Out) -> State:
     since = event.at if held is None else held.since
     if held is not None and held.process == (peer.pid, peer.start):
         peer = held.peer  # what the kernel said when it came: more than the gate repeats
-    if said.status:  # by its own word and not by a log's, where any process might stand
+    if said.status:  # the client said so itself; a log's line might name any process
         why = f"its server did not take it (CUDA error {said.status})"
         out.append(tr.ClientRefused(event.at, peer.pid, peer.uid, why, state.job(peer)[1]))
     unconfirmed = state.unconfirmed

@@ -80,7 +80,7 @@ class Sessions:
         self.last = 0.0
         self.seen: float | None = None
         self._ordered: dict[str | None, tuple[float, str]] = {}
-        """The last order that ends servers: who loses one by it has had no fault."""
+        """The last order that ends servers: a client that loses its server by it has had no fault."""
         for one in rows:
             self._put(one)
 

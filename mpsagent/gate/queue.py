@@ -101,8 +101,8 @@ class Queue:
         self._rests: dict[tuple[str, int], tuple[float, float]] = {}
         """By instance and user: until when none of this user's is handed over there, and how long that is in all."""
         self.slowed: dict[tuple[str, int], float] = {}
-        """By instance and user, until when what the user owes delays whom :meth:`choose` found. Who has been told of it
-        empties it into ``told``."""
+        """By instance and user, until when the user's debt of time delays the connection that :meth:`choose` found. The
+        caller that reports it moves it to ``told``."""
         self.told: dict[tuple[str, int], float] = {}
         self._new = Account(NEW_CLIENTS)
         self._places: dict[str, Places] = {}
@@ -418,7 +418,7 @@ class Queue:
             user = admissions.user(uid)
             if user is not None and user.max_contexts is not None:
                 most, first = user.max_contexts, dict[Process, Held]()
-                for one in line.kin.values():  # what is not so of a process's oldest is so of none
+                for one in line.kin.values():  # if a process's oldest connection is not beyond it, none is
                     first.setdefault(one.process, one)
                 yield from islice((one for one in first.values() if places.beyond(one.process, most, one.since)), 1)
 
@@ -441,8 +441,8 @@ class Queue:
         return self._own.get(process, "") if named is None else named.job
 
     def _fits(self, held: Held, wanted: Limits, user: User, whose: User | Job | None, admissions: Admissions) -> bool:
-        """Whether its user, or its job, has room for it beside its other processes. Of whom it is not known what it
-        has, all counts that one of this user's may have."""
+        """Whether its user, or its job, has room for it beside its other processes. A process whose limits are not
+        known counts with the most that a process of this user may have."""
         if whose is None or (whose.total is None and whose.max_clients is None):
             return True
         others = (one for one in self.places(admissions.instance) if one.process != held.process)

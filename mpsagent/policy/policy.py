@@ -260,7 +260,7 @@ class Policy:
     named: Mapping[Path, Origin] = field(default_factory=dict)
     _remembered: dict[Identity, Rules] = field(default_factory=dict, init=False, repr=False, compare=False)
     _by_sections: dict[tuple[Path, ...], Rules] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """The same for all of whom the same sections speak: thousands may come of whom none does."""
+    """The same for all users to whom the same sections apply: thousands may come to whom none does."""
     _fail_safes: dict[tuple[Device, ...], Limits] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -346,7 +346,7 @@ class Policy:
         return None
 
     def section(self, *paths: Path) -> Rules:
-        """What applies to a user of whom only these sections speak (an empty path: none), beside everybody's."""
+        """What applies to a user whom only these sections name (an empty path: none), beside the sections for all."""
         users_first = sorted((path for path in paths if path), key=lambda path: path[0] != "user")
         return self._resolve(Identity(-1), users_first)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 WORDS: dict[str, str] = {
     "turns": (
         "one user at a time has the whole GPU; the others wait, and switch.after and switch.grace bound that. A fault, "
-        'a hang or a full memory hits no other user (with server = "shared" the server outlives the turn). The GPU\'s '
-        "idle parts are not used by others."
+        'a hang or a full memory hits no other user (with server = "shared" a fault also hits paused users). '
+        "The GPU's idle parts are not used by others."
     ),
     "together": (
         "all users at once on one server that runs as root; no user waits while it has room (48 contexts), and each "
-        "client has exactly its limits. A fault of one client ends the clients of all users, and everybody is held "
+        "client has exactly its limits. A fault of one client ends the clients of all users, and all users are held "
         "until the server is well again. Limits are for each process: total_threads and total_memory bound a user. "
         "switch.* does not apply."
     ),

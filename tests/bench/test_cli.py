@@ -215,7 +215,7 @@ def test_broken_off_at_any_moment_nothing_is_left(simulated: Path, moment: int, 
     assert left(simulated) == []
     if number == signal.SIGINT:
         assert process.returncode == 1
-        assert "broken off after" in errors or "Aborted!" in errors  # before there was anything to break off
+        assert "stopped after" in errors or "Aborted!" in errors  # before there was anything to break off
 
 
 def test_without_a_gpu_it_says_so() -> None:
