@@ -310,18 +310,16 @@ class Node(Recorder):
 
     def _look_at_sockets(self, now: float) -> None:
         """Who listens goes on where a socket's file is gone, and nobody comes any more."""
-        asked = Path(self.settings.socket)
-        orders, admin = orders_path(asked), administrators_path(asked)
+        orders, admin = (str(of(Path(self.settings.socket))) for of in (orders_path, administrators_path))
         again = SOCKETS_AGAIN if self.settings.supervise == "systemd" else "start the agent again"
         for path, sure, so in (
             (orders, True, "users cannot end their own clients"),
             (admin, False, f"administrators' orders come to {orders}, where users can delay them"),
-            (asked, True, "nobody can read what the agent says"),
         ):
-            wrong, do = unusable(str(path), users=path == orders) or ("", "")
-            if self.listens and path != asked and str(path) not in self.listens:
-                wrong = wrong or f"nobody listens on {path}"
-            self.conditions.set(f"socket {path.name}", f"{wrong}: {so}" if wrong else None, now, do or again, sure=sure)
+            wrong, do = unusable(path, users=path == orders) or ("", "")
+            if not wrong and self.listens and path not in self.listens:
+                wrong = f"nobody listens on {path}"
+            self.conditions.set(f"socket {path}", f"{wrong}: {so}" if wrong else None, now, do or again, sure=sure)
 
     async def _look_for_others(self) -> None:
         """Daemons of others are named and left alone."""

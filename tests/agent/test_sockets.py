@@ -42,11 +42,6 @@ def test_sockets_for_orders_that_are_gone_or_closed_are_said(stage: Stage) -> No
         stage.no_problem(agent)
         assert stage.cli(agent, "drain")[0] == stage.cli(agent, "resume")[0] == 0, "root's come by the other one"
     stage.until(lambda: not unsure(agent, "agent-admin.sock"), "nothing to say")
-    with away(agent.api.path):
-        agent.api.path = agent.api.path.with_name("aside")
-        stage.problem(agent, "nobody can read")
-    agent.api.path = agent.api.path.with_name("agent.sock")
-    stage.no_problem(agent)
 
 
 def test_a_public_directory_that_keeps_users_out_or_lets_them_replace_its_sockets_is_said(stage: Stage) -> None:
