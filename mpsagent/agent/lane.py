@@ -80,6 +80,7 @@ class Lane:
         )  # fmt: skip
         self.logs = LogSide(self.where.log, self.state, clock, conditions, self._logged, self.spawn)
         self._held: int | None = None
+        self._trouble: tuple[str, str] | None = None
 
     def state(self) -> State:
         """What the engine knows of it."""
@@ -209,6 +210,10 @@ class Lane:
         self.logs.look(self.up_since)
         if self.state().lane.silent_since is not None and not self.executor.busy:
             self.spawn(self.executor.listen())
+        found = None if self.supervisor.running is None else directories.hidden_trouble(self.where)
+        what, do = found if found is not None and found == self._trouble else (None, "")  # twice: it may be ending
+        self._trouble = found
+        self.conditions.set("hidden directory", what, self._clock.now(), do)
         self.conditions.expire(self._clock.now())
 
     def note_conditions(self) -> None:

@@ -118,6 +118,7 @@ async def _serve(settings: Settings, files: int) -> int:
         if not await _started(agent, settings, stop):
             return 0
         passed = [one for one in given if one is not public]
+        agent.listens = frozenset(str(one.getsockname()) for one in passed)
         for sock in passed or _own_sockets(agent, Path(settings.socket)):
             orders.listen(sock)
         await _opened(agent, stop)

@@ -40,7 +40,8 @@ from mpsagent.policy.policy import Policy
 from mpsagent.system import container_device
 from mpsagent.system.control_search import foreign
 from mpsagent.system.device_watch import BLIND, DeviceWatch
-from mpsagent.system.directories import Directories
+from mpsagent.system.directories import Directories, refusal, unusable
+from mpsagent.system.listen import administrators_path, orders_path
 from mpsagent.system.names import Names
 from mpsagent.system.store import Part, Store
 from mpsagent.system.threads import in_thread
@@ -53,6 +54,7 @@ FOLLOW_UP = 1.2
 """Seconds after a GPU was opened at which a context should be there."""
 FOREIGN_EVERY, FOREIGN_AGAIN = 30.0, 3.0
 """Seconds between two looks for daemons of others; sooner while there is one."""
+SOCKETS_AGAIN = "systemctl unmask mpsagent-admin.socket; systemctl restart mpsagent.socket mpsagent-api.socket mpsagent"
 HOPELESS = {
     "control daemon", "control daemon failed", "front-end", "directories", "gate directory", "public directory taken",
 }  # fmt: skip
@@ -85,6 +87,8 @@ class Node(Recorder):
         """The name of the first one."""
         self.own = False
         """Each instance has a public directory of its own, from the agent's start on."""
+        self.listens: frozenset[str] = frozenset()
+        """Sockets for orders that systemd has passed."""
         self.stopping = False
         self.make_supervisor: MakeSupervisor
         self.placing = Placing(
@@ -270,6 +274,7 @@ class Node(Recorder):
         self._look_at_api(now)
         self._look_at_opens(now)
         self._look_at_gate(now)
+        self._look_at_sockets(now)
         if not self._foreign_busy and now >= self._foreign_at:
             self._foreign_at, self._foreign_busy = now + FOREIGN_EVERY, True
             self.spawn(self._look_for_others())
@@ -289,10 +294,12 @@ class Node(Recorder):
         path, problem = f"{self.where.public}/control", self.placing.link.problem
         do = "clients are held, or served by what the agent told the gate last; see the gate's own log"
         self.conditions.set("gate", problem, now, do)
-        there = os.path.lexists(path)
-        what = f"{path} has gone: programs that start now run outside MPS, without limits"
+        wrong, opens = unusable(path, users=True) or ("", "")
+        there = not wrong or opens != ""
+        what = f"{wrong}: programs that start now run outside MPS, without limits"
         do = "systemd, or else the gate's parent process, makes it again; if not, see the journal or gate.log"
-        self.conditions.set("public directory", None if there else what, now, do)
+        self.conditions.set("public directory", what if wrong else None, now, opens or do)
+        self.conditions.set("public directory refused", refusal(self.where.public), now)
         what = f"{path}_privileged has gone: root's front-ends come to {path}, where users can delay them"
         do = "the gate's parent process makes it again; if not, see gate.log"
         if self.settings.supervise == "systemd":
@@ -302,6 +309,19 @@ class Node(Recorder):
         # one that another control daemon serves is left to it until that has gone
         missing = not there or problem is not None
         self.keeper.look(missing=missing and "foreign daemon" not in self.conditions.topics())
+
+    def _look_at_sockets(self, now: float) -> None:
+        """A process that listens on a socket does not notice that its file is gone, and no connection comes any more."""
+        orders, admin = (str(of(Path(self.settings.socket))) for of in (orders_path, administrators_path))
+        again = SOCKETS_AGAIN if self.settings.supervise == "systemd" else "start the agent again"
+        for path, sure, so in (
+            (orders, True, "users cannot end their own clients"),
+            (admin, False, f"administrators' orders come to {orders}, where users can delay them"),
+        ):
+            wrong, do = unusable(path, users=path == orders) or ("", "")
+            if not wrong and self.listens and path not in self.listens:
+                wrong = f"no process listens on {path}"
+            self.conditions.set(f"socket {path}", f"{wrong}: {so}" if wrong else None, now, do or again, sure=sure)
 
     async def _look_for_others(self) -> None:
         """Daemons of others are named and left alone."""

@@ -197,7 +197,12 @@ def units(root: Path = Path("/")) -> Iterator[Finding]:
     for place in _UNITS:
         with suppress(OSError):
             for entry in sorted((root / place).iterdir()):
-                if not entry.name.startswith("mpsagent") or entry.is_symlink():
+                if not entry.name.startswith("mpsagent"):
+                    continue
+                if entry.is_symlink():
+                    if str(entry.readlink()) == "/dev/null":
+                        what = f"{entry.name} is masked: nothing starts it"
+                        yield Finding(NOTE, "units", what, f"systemctl unmask {entry.name}")
                     continue
                 parts = sorted(entry.glob("*.conf")) if entry.is_dir() else [entry]
                 unit = entry.name.removesuffix(".d")

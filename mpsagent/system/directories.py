@@ -139,6 +139,37 @@ def clean(path: str) -> list[str]:
     return removed
 
 
+def unusable(path: str, *, users: bool = False) -> tuple[str, str] | None:
+    """Why nobody, or with ``users`` no user, can connect to the socket that should be at ``path``, and how to let them;
+    empty: it has to be made again. None: they can."""
+    file = Path(path)
+    try:
+        if not stat.S_ISSOCK(file.lstat().st_mode):
+            return f"{path} is no socket", ""
+        for step in (file, *file.parents) if users and os.geteuid() == 0 else ():
+            mode = stat.S_IMODE(step.stat().st_mode)
+            needed, letters = (0o002, "rw") if step == file else (0o001, "x")
+            if not mode & needed:
+                return f"{step} is closed to users (mode {mode:04o})", f"chmod a+{letters} {shlex.quote(str(step))}"
+    except FileNotFoundError:
+        return f"{path} has gone", ""
+    except OSError as error:
+        return f"{path} cannot be looked at: {error.strerror}", ""
+    return None
+
+
+def hidden_trouble(where: Directories) -> tuple[str, str] | None:
+    """Why clients or servers cannot come to a control daemon that runs, or users can, and what to do."""
+    with suppress(OSError):
+        for path in (Path(where.home).parent, Path(where.home), Path(where.hidden)):
+            mode = stat.S_IMODE(path.stat().st_mode)
+            if mode != HIDDEN:
+                who = "users may go past the gate" if mode & 0o007 else "MPS's servers cannot start"
+                return f"{path} has mode {mode:04o}: {who}", f"chmod {HIDDEN:04o} {shlex.quote(str(path))}"
+    found = unusable(f"{where.hidden}/control")
+    return None if found is None else (f"{found[0]}: no client can be handed over", "mpsagent-cli restart")
+
+
 def listener_of(path: str) -> tuple[int, int] | None:
     """pid and uid of the process that listens on the socket ``path``, or None. pid 0: in a pid namespace that cannot be
     seen. A listener whose queue is full is there, too: pid 0, uid -1.
@@ -241,7 +272,10 @@ def _opened(path: str) -> Iterator[int]:
         try:
             if stat.S_IMODE(os.fstat(directory).st_mode) & 0o022:
                 mode = stat.S_IMODE(os.fstat(directory).st_mode)
-                raise DirectoryRefused(f"{path} can be written to by others (mode {mode:04o})")
+                raise DirectoryRefused(
+                    f"{path} can be written to by others (mode {mode:04o}), who can replace what is in it. "
+                    f"Forbid it: chmod go-w {shlex.quote(path)}"
+                )
             yield directory
         finally:
             os.close(directory)

@@ -8,11 +8,10 @@ gone. Units that an administrator has stopped stay stopped.
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import Any, NamedTuple
 
 from mpsagent.system.control_unit import CALL_DEADLINE, STEP, SystemBus, reason, text_of, units
-from mpsagent.system.directories import Directories
+from mpsagent.system.directories import Directories, unusable
 from mpsagent.system.threads import in_thread
 
 SOCKET, SERVICE = "mpsagent-gate.socket", "mpsagent-gate.service"
@@ -90,7 +89,7 @@ class GateUnits:
             await in_thread(self._bus.restart, deadline=CALL_DEADLINE)
         elif state.socket == "failed":
             await in_thread(self._bus.begin, deadline=CALL_DEADLINE)
-        elif not await in_thread(os.path.lexists, state.listens, deadline=CALL_DEADLINE):  # removed by hand
+        elif await in_thread(unusable, state.listens, deadline=CALL_DEADLINE):  # removed by hand
             await in_thread(self._bus.restart, deadline=CALL_DEADLINE)
         else:  # a service that does not run is started by the next client, or by systemd's Restart=
             return None

@@ -53,7 +53,7 @@ def settings_at(place: Path, text: str, instance: str) -> Settings:
         f'control_program = "/nonexistent/control"\n{instance}\n'
     )
     state, devices = str(place / "state"), f"{place}/devices.json"
-    return Settings(str(policy), "", state, f"{place}/run", devices_file=devices)
+    return Settings(str(policy), f"{place}/agent.sock", state, f"{place}/run", devices_file=devices)
 
 
 def play(

@@ -185,6 +185,44 @@ def test_a_public_directory_that_was_removed_comes_back_and_one_that_was_stopped
 
 
 @pytest.mark.timeout(600)
+def test_a_socket_for_orders_that_was_stopped_masked_or_removed_is_said_with_what_brings_it_back(
+    running: Machine,
+) -> None:
+    """What is advised does, with CUDA work going on."""
+    worker = Worker(running, ALICE)
+    admin, orders = "mpsagent-admin.socket", "/run/mpsagent/mpsagent-orders.sock"
+
+    def delayed() -> str:
+        doubts = api(running, "/v1/status")["not_guaranteed"]
+        return next((one["do"] for one in doubts if "where users can delay them" in one["what"]), "")
+
+    def mended(do: str) -> None:
+        running.run("sh", "-c", do)
+        until("nothing to say", lambda: not delayed() and ready(running))
+        assert running.systemctl("is-active", admin, "mpsagent.socket") == "active\nactive"
+        assert running.run("mpsagent-cli", "resume").returncode == 0
+
+    assert not delayed()
+    running.systemctl("stop", admin)
+    until("said", delayed)
+    assert ready(running), "that users can delay root's orders breaks no promise yet"
+    assert running.run("mpsagent-cli", "resume").returncode == 0, "they come by the other one"
+    mended(delayed())
+    running.systemctl("mask", "--now", admin)
+    running.systemctl("restart", "mpsagent.service")
+    until("said", delayed)  # the file is there, and the agent was not given what listens
+    said = " ".join(running.run("mpsagent-cli", "doctor", check=False).stdout.split())
+    assert f"{admin} is masked" in said
+    mended(delayed())
+    running.path(orders).unlink()
+    until("said", lambda: not ready(running))
+    health = api(running, "/v1/status")["health"]["problems"]
+    assert [one["what"] for one in health] == [f"{orders} has gone: users cannot end their own clients"]
+    mended(health[0]["do"])
+    worker.finish()
+
+
+@pytest.mark.timeout(600)
 def test_the_gate_takes_the_place_of_a_daemon_that_was_started_by_hand_when_that_has_gone(running: Machine) -> None:
     running.systemctl("stop", *SOCKETS)
     running.run("nvidia-cuda-mps-control", "-d")

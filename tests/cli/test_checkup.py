@@ -206,7 +206,9 @@ def test_units_that_were_changed(tmp_path: Path) -> None:
     put(tmp_path / "run/systemd/system/mpsagent-gate.service")
     wants = put(tmp_path / "etc/systemd/system/other.service")
     (wants.parent / "mpsagent-gate.socket").symlink_to(wants)
+    (wants.parent / "mpsagent-admin.socket").symlink_to("/dev/null")
     assert [one.do for one in checkup.units(tmp_path)] == [
+        "systemctl unmask mpsagent-admin.socket",
         "systemctl cat mpsagent.service",
         "systemctl cat mpsagent-gate.service",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from pathlib import Path
 
@@ -49,25 +50,32 @@ class Bus:
         self.active = self.after_start
 
 
+def listening(place: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.bind(str(place / "control"))
+
+
 def test_what_runs_as_it_should_is_left_alone(play: Play, tmp_path: Path) -> None:
     """Asked again and again by the agent, without disturbing who waits; but a socket that was removed by hand
     is made again: who starts without it runs outside MPS."""
     bus = Bus("active")
     here = directories("default", str(tmp_path), "/var/log")
     bus.listens = f"{tmp_path}/control"
-    (tmp_path / "control").touch()
+    listening(tmp_path)
     assert play(GateUnits(bus).ensure(here)) is None
     assert bus.calls == []
     (tmp_path / "control").unlink()
     assert play(GateUnits(bus).ensure(here)) is None
-    assert bus.calls == ["restart"]
+    (tmp_path / "control").touch()
+    assert play(GateUnits(bus).ensure(here)) is None
+    assert bus.calls == ["restart", "restart"]
 
 
 def test_what_is_about_to_start_is_not_called_stopped(play: Play, tmp_path: Path) -> None:
     bus = Bus("active")
     bus.queued = 3
     bus.listens = f"{tmp_path}/control"
-    (tmp_path / "control").touch()
+    listening(tmp_path)
     assert play(GateUnits(bus).ensure(directories("default", str(tmp_path), "/var/log"))) is None
     assert (bus.calls, bus.queued) == ([], 0)
 

@@ -49,7 +49,7 @@ PUBLIC, RUN, STATE, LOGS = "/tmp/nvidia-mps", "/run/mpsagent", "/var/lib/mpsagen
 UNITS = Path(__file__).parents[2] / "systemd"
 HIDDEN = f"{RUN}/instances/default/pipe"
 NOTIFY = "/run/systemd/notify"
-ORDERS = ((f"{RUN}/orders.sock", 0o666), (f"{RUN}/admin.sock", 0o660))
+ORDERS = ((f"{RUN}/mpsagent-orders.sock", 0o666), (f"{RUN}/mpsagent-admin.sock", 0o660))
 """The agent's sockets for everybody's orders and for administrators'."""
 DEVICE = Device(0, "GPU-513e171f-4520-0894-ba89-06b9f5c1d7b8", "NVIDIA H200", 143155 << 20, 132)
 API = 990
