@@ -311,7 +311,7 @@ class Node(Recorder):
         self.keeper.look(missing=missing and "foreign daemon" not in self.conditions.topics())
 
     def _look_at_sockets(self, now: float) -> None:
-        """A process that listens on a socket does not notice that its file is gone, and no connection comes any more."""
+        """A process that listens does not notice that its socket's file is gone, and no connection comes any more."""
         orders, admin = (str(of(Path(self.settings.socket))) for of in (orders_path, administrators_path))
         again = SOCKETS_AGAIN if self.settings.supervise == "systemd" else "start the agent again"
         for path, sure, so in (
