@@ -29,6 +29,7 @@ def check(files: tuple[Path, ...], as_json: bool, strict: bool = False, devices:
     from mpsagent.policy.files import load
     from mpsagent.policy.instances import names, of
     from mpsagent.policy.sharing import WORDS
+    from mpsagent.policy.syntax import syntax_error
     from mpsagent.system.policy_files import read_policy
 
     if files:
@@ -37,7 +38,7 @@ def check(files: tuple[Path, ...], as_json: bool, strict: bool = False, devices:
         with _rights_of_the_agent():
             texts, errors = read_policy(DIRECTORY / "policy.toml", own=0)
         notes = []
-    policy, mistakes = load(texts)
+    policy, mistakes = load(texts, syntax_error)
     errors += mistakes
     warnings: list[PolicyError] = []
     remarks = [f"{path} is not read: name its files too" for path in _parts_beside(files)]
