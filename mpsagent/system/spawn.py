@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 
 KEPT = 64 << 10
 """Bytes kept of each of stdout and stderr."""
-ROOM = 1 << 20
-"""Bytes that a pipe holds; 64 KiB where the kernel gives it no more."""
+ROOM = 256 << 10
+"""Bytes that a pipe holds; 64 KiB where the kernel gives it no more. It counts them against all pipes of root, of which
+some 64 MiB may be so long."""
 FULL = 32 << 10
 """Bytes of input at most: they must fit into an empty pipe of 64 KiB."""
 KILL_WAIT = 1.0
