@@ -22,7 +22,7 @@ USERS, GROUPS = ("alice", "bob", "1003"), ("g1", "g2", "g3")
 
 _keys = st.sampled_from(
     "enforce limits user group switch hang instance agent hooks access threads memory max_clients max_contexts "
-    "max_runtime idle_timeout server front_end "
+    "max_runtime idle_timeout server "
     "after grace action exempt control server kill_grace devices compute_mode pipe_directory on_stop "
     "before_end deadline sms clients weight rule 0 GPU-a alice x".split()
 )
@@ -102,7 +102,6 @@ _GOOD = {
     "users": ['["alice", "7"]', "[]"],
     "groups": ['["staff"]'],
     "placement": ['"fixed"', '"least-loaded"', '"own"'],
-    "front_end": ['"allow"', '"refuse"'],
     "bypass": ['"terminate"', '"report"'],
     "bypass_grace": ['"5m"'],
     "bypass_exempt": ['["dcgm", "7"]'],
