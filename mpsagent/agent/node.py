@@ -220,11 +220,7 @@ class Node(Recorder):
             self.store.put(f"{prefix}{key}" if alone else key, None)
             if not here:
                 agent.store.put(key, value)
-        found = here or there
-        for name, rows in saved.of_users(everything, agent.name).items():  # each had an engine of its own once
-            found = saved.with_rows(found, rows)
-            self.store.clear(f"{name}/")
-        return found
+        return here or there
 
     async def end(self) -> None:
         """Let go of everything. MPS and the gate run on, unless the policy says otherwise (``agent.on_stop``)."""

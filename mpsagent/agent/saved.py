@@ -18,7 +18,7 @@ from mpsagent.core.engine import Core
 from mpsagent.core.ladder import Rung
 from mpsagent.core.turn_memory import Memory
 from mpsagent.core.view import Turn
-from mpsagent.policy import apart, parse, values
+from mpsagent.policy import parse, values
 from mpsagent.policy.shares import Lease, Share
 from mpsagent.wire import link
 
@@ -54,26 +54,6 @@ def _moved(value: Any, by: float) -> Any:
     if isinstance(value, dict):
         return {key: _moved(one, by) for key, one in value.items()}
     return value + by if isinstance(value, float) and value > SINCE_1970 else value
-
-
-def of_users(values: Mapping[str, Any], section: str) -> dict[str, dict[str, Any]]:
-    """What an agent of before has kept for each user apart of a section, by the name of the user's instance."""
-    found: dict[str, dict[str, Any]] = {}
-    for name, _, key in (one.rpartition("/") for one in values):
-        if apart.users(section, [name]):
-            found.setdefault(name, {})[key] = values[f"{name}/{key}"]
-    return found
-
-
-def with_rows(kept: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """With who was being ended, had waited and had used the GPU there."""
-    found = dict(kept)
-    with suppress(*_DAMAGED):
-        for key in ("ending", "waited"):
-            found[key] = [*found.get(key, []), *more.get(key, [])]
-        mine, others = found.get("usage") or {}, more.get("usage") or {}
-        found["usage"] = {key: [*mine.get(key, []), *others.get(key, [])] for key in ("hours", "since")}
-    return found
 
 
 def ending_rows(core: Core) -> list[list[Any]]:

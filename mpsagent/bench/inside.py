@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from mpsagent.bench import plan, results
 from mpsagent.bench.driver import CudaError, Gpu
 from mpsagent.bench.own_mps import OwnMps, OwnMpsError
 from mpsagent.bench.process import Make, Process, ProcessError, Ready, SilentError, Simulated, stepping
-from mpsagent.bench.programs import Program, Torch
+from mpsagent.bench.programs import Torch
 from mpsagent.bench.torch_workloads import TORCH
 from mpsagent.bench.workloads import WORKLOADS
 
@@ -47,23 +47,19 @@ def real(workload: str) -> Make:
 
 @dataclass(frozen=True)
 class Makers:
-    """How each workload is made. ``programs``: of the simulator; ``python``: one that has PyTorch; ``own``: commands of
-    whoever measures, by name."""
+    """How each workload is made. ``programs``: of the simulator; ``python``: one that has PyTorch."""
 
     programs: Path | None = None
     python: str = ""
-    own: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def of(self, workload: str) -> Make:
-        if workload in self.own:
-            return Program(self.own[workload])
         if self.programs is not None:
             return Simulated(self.programs)
         return Torch(self.python, workload) if workload in TORCH else real(workload)
 
     def slow(self, workload: str) -> str:
         """Why it may not be ready in its time, and what to do; empty where nothing is known."""
-        if workload in self.own or self.programs is not None or workload not in TORCH:
+        if self.programs is not None or workload not in TORCH:
             return ""
         return (
             f"; importing PyTorch with {self.python} may take longer where the disk is slow or many do it at once: try "
@@ -122,7 +118,7 @@ def main(argument: str) -> int:
     order: dict[str, Any] = json.loads(argument)
     runs = [plan.Run(**{**one, "programs": tuple(one["programs"])}) for one in order["runs"]]
     programs = Path(order["programs"]) if order["programs"] else None
-    makers = Makers(programs, order["python"], order["own"])
+    makers = Makers(programs, order["python"])
     gpu = str(order["gpu"] or "")
     if gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu

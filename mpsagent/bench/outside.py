@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -42,19 +41,16 @@ class BenchError(Exception):
 
 @contextmanager
 def going(
-    runs: Sequence[plan.Run], gpu: str | None, programs: Path | None, python: str = "",
-    own: Mapping[str, Sequence[str]] | None = None,
-) -> Iterator[Iterator[Said]]:  # fmt: skip
+    runs: Sequence[plan.Run], gpu: str | None, programs: Path | None, python: str = ""
+) -> Iterator[Iterator[Said]]:
     """What inside.py says, as it says it: the run that begins, then its figure. ``gpu``: the UUID of one; ``python``:
-    one that has PyTorch; ``own``: commands that are workloads. When this is left nothing runs. Raises BenchError."""
-    # A program of one's own may have started others, which end with the namespace.
-    alone = any(run.mode in plan.SHARING for run in runs) or (bool(own) and os.getuid() == 0)
+    one that has PyTorch. When this is left nothing runs. Raises BenchError."""
+    alone = any(run.mode in plan.SHARING for run in runs)
     order = {
         "runs": [asdict(run) for run in runs],
         "gpu": gpu,
         "programs": programs and str(programs),
         "python": python,
-        "own": own or {},
     }
     command = [*_WITH_US, *(_ALONE if alone else []), *_INSIDE, json.dumps(order)]
     with tempfile.TemporaryFile("w+") as errors:

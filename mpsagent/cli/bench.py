@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -35,22 +33,6 @@ def _counts(_: click.Context, option: click.Parameter, text: str) -> list[int]:
     return counts
 
 
-def _programs(_: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, list[str]]:
-    found = {}
-    for text in texts:
-        name, _equals, command = text.partition("=")
-        try:
-            words = shlex.split(command)
-        except ValueError as error:
-            raise click.BadParameter(f"{text!r}: {error}") from None
-        if not re.fullmatch(r"[A-Za-z][\w-]{0,13}", name) or not words:
-            raise click.BadParameter(f"{text!r}: a short name, =, and a command")
-        if (program := shutil.which(words[0])) is None:
-            raise click.BadParameter(f"{text!r}: there is no program {words[0]!r}")
-        found[name] = [program, *words[1:]]
-    return found
-
-
 @click.command()
 @click.option("--modes", callback=_names, metavar="LIST", help="Of off, turns, together, apart, node.  [default: all "
               "but node as root, else off,node]")  # fmt: skip
@@ -62,8 +44,6 @@ def _programs(_: click.Context, option: click.Parameter, texts: tuple[str, ...])
 @click.option("--gpu", type=options.Whole(min=0), metavar="N", help="Which GPU.  [default: 0]")
 @click.option("--provision", metavar="MIX", help="Compare rules for cutting the GPU for these workloads at once, each "
               "with its weight: launches=2,train=1; train*3=1 for three of one")  # fmt: skip
-@click.option("--program", "own", callback=_programs, multiple=True, metavar="NAME=COMMAND", help="A program of yours "
-              "as a workload with that name; repeatable.")  # fmt: skip
 @click.option("--python", metavar="FILE", help="A Python that has PyTorch.  [default: the first python3 on PATH]")
 @click.option("--svg", type=_file, metavar="FILE", help="The figures as a picture.")
 @click.option("--png", type=_file, metavar="FILE", help="The same.")
@@ -84,7 +64,6 @@ def bench(
     seconds: float,
     gpu: int | None,
     provision: str | None,
-    own: dict[str, list[str]],
     python: str | None,
     as_json: bool,
     only_list: bool,
@@ -106,7 +85,7 @@ def bench(
     from mpsagent.bench.inside import FIRST_USER
     from mpsagent.bench.torch_workloads import TORCH
 
-    words, units = _workloads(own)
+    words, units = _workloads()
     if only_list:
         click.echo("\n".join(f"{name:14}{text}" for name, text in words.items()))
         return
@@ -119,7 +98,7 @@ def bench(
     multiprocessors, uuid = _gpu(gpu or 0, simulated)
     chosen = uuid if gpu is not None or plan.NODE not in modes else None  # the node's MPS may serve another
     programs, weights = ([], []) if provision is None else _mix(provision, words)
-    asked = programs or workloads or list(own)
+    asked = programs or workloads or []
     torch = "" if simulated else _torch(python, asked, modes)
     usual = [name for name in words if torch or name not in TORCH]
     rules = provisioning.rules(weights, multiprocessors) if programs else []
@@ -131,7 +110,7 @@ def bench(
     if not simulated and not anyway:
         _nobody_works(path)
     _announce(len(runs), plan.takes(runs), yes, simulated is not None)
-    figures, broken_off = _measured(runs, chosen, simulated, torch, own)
+    figures, broken_off = _measured(runs, chosen, simulated, torch)
     rows, found = results.rows(figures), provisioning.verdicts(programs, rules, figures)
     if as_json:
         body: dict[str, Any] = {"gpu": _about(simulated), "runs": results.as_json(rows)}
@@ -147,16 +126,14 @@ def bench(
         sys.exit(ask.UNHEALTHY)
 
 
-def _workloads(own: dict[str, list[str]]) -> tuple[dict[str, str], dict[str, str]]:
+def _workloads() -> tuple[dict[str, str], dict[str, str]]:
     """What each is, and the unit of its steps."""
     from mpsagent.bench.torch_workloads import TORCH
     from mpsagent.bench.workloads import WORKLOADS
 
     words = {name: one.words for name, one in WORKLOADS.items()} | {name: text for name, (_, text) in TORCH.items()}
     units = {name: one.unit for name, one in WORKLOADS.items()} | {name: unit for name, (unit, _) in TORCH.items()}
-    if taken := sorted(words.keys() & own):
-        raise click.UsageError(f"--program: {taken[0]!r} is a workload already; give yours another name")
-    return words | {name: shlex.join(command) for name, command in own.items()}, units | dict.fromkeys(own, "steps")
+    return words, units
 
 
 def _torch(python: str | None, asked: Sequence[str], modes: Sequence[str]) -> str:
@@ -246,9 +223,7 @@ def _announce(count: int, seconds: float, yes: bool, simulated: bool) -> None:
         sys.exit(ask.UNHEALTHY)
 
 
-def _measured(
-    runs: Sequence[Any], gpu: str | None, simulated: Path | None, torch: str, own: dict[str, list[str]]
-) -> tuple[list[Any], str]:
+def _measured(runs: Sequence[Any], gpu: str | None, simulated: Path | None, torch: str) -> tuple[list[Any], str]:
     """The figures, and why there are not all of them."""
     from mpsagent.bench import outside, results
 
@@ -256,7 +231,7 @@ def _measured(
     began = time.monotonic()
     on_screen = sys.stderr.isatty()
     try:
-        with outside.going(runs, gpu, simulated, torch, own) as said:
+        with outside.going(runs, gpu, simulated, torch) as said:
             for one in said:
                 if isinstance(one, results.Figure):
                     figures.append(one)

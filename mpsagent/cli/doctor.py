@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import click
 
-from mpsagent.cli import answer_text, checkup, checkup_slurm, client, wording
+from mpsagent.cli import answer_text, checkup, client, wording
 from mpsagent.cli.ask import FINE, UNHEALTHY, UNREACHABLE, Json, now
 from mpsagent.cli.checkup import NOTE, OK, PROBLEM, WARNING, Finding
 from mpsagent.cli.policy_check import surely_not_meant
@@ -124,7 +124,6 @@ def _findings(path: str, seen: _Seen) -> Iterator[Finding]:
         ("processes", lambda: checkup.processes(public, daemons)),
         ("JAX", lambda: checkup.jax(limited)),
         ("units", checkup.units),
-        ("Slurm", checkup_slurm.slurm),
         ("clock", checkup.clock),
     ]
     for topic, check in checks:

@@ -29,6 +29,7 @@ def check(files: tuple[Path, ...], as_json: bool, strict: bool = False, devices:
     from mpsagent.policy.files import load
     from mpsagent.policy.instances import names, of
     from mpsagent.policy.sharing import WORDS
+    from mpsagent.policy.syntax import syntax_error
     from mpsagent.system.policy_files import read_policy
 
     if files:
@@ -37,7 +38,7 @@ def check(files: tuple[Path, ...], as_json: bool, strict: bool = False, devices:
         with _rights_of_the_agent():
             texts, errors = read_policy(DIRECTORY / "policy.toml", own=0)
         notes = []
-    policy, mistakes = load(texts)
+    policy, mistakes = load(texts, syntax_error)
     errors += mistakes
     warnings: list[PolicyError] = []
     remarks = [f"{path} is not read: name its files too" for path in _parts_beside(files)]
@@ -73,10 +74,6 @@ def check(files: tuple[Path, ...], as_json: bool, strict: bool = False, devices:
         print(", ".join(counts) + (" (not good because of --strict)" if not errors else ""))
     else:
         read = ", ".join(wording.safe(name) for name, _ in texts)
-        for one in sections if len(sections) > 1 else ():
-            say(_instance_text(one))
-        if policy is not None and policy.placement == "own":
-            say(_own_text(sections))
         say(f"good{', with ' + counts[0] if counts else ''}: {read}")
     return 0 if good else 2
 
@@ -111,27 +108,6 @@ def _instance_json(one: Policy) -> dict[str, object]:
         "sharing": one.sharing,
         "server": one.server,
     }
-
-
-def _instance_text(one: Policy) -> str:
-    """What it serves, and for whom."""
-    gpus = "each GPU" if one.devices == ("each",) else ", ".join(one.devices) or "all GPUs"
-    whom = [*one.only_users, *(f"group {name}" for name in one.only_groups)]
-    who = ", ".join(whom) or "users whom no instance names"
-    return wording.safe(f"instance {one.instance}: {gpus}, for {who}; {one.sharing}", 400)
-
-
-def _own_text(sections: Sequence[Policy]) -> str:
-    """Where each instance's clients look for MPS."""
-    found = [
-        f"{one.instance}{number}"
-        for one in sections
-        for number in (("0", "1 …") if one.devices == ("each",) else ("",))
-    ]
-    first, *others = found
-    places = "".join(f", {name} in /run/mpsagent/mps/{name}" for name in others)
-    text = f'placement = "own": {first} is in {sections[0].pipe_directory}{places}; mpsagent-cli env --instance NAME'
-    return wording.safe(text, 1000)
 
 
 def _tell(found: Sequence[PolicyError], kind: str) -> None:

@@ -7,7 +7,8 @@ laid over the texts before it, so that the later file wins key by key.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tomli
@@ -17,23 +18,33 @@ from mpsagent.policy.check import MOST_ERRORS as MOST_ERRORS
 from mpsagent.policy.check import Checked, check, shown_path
 from mpsagent.policy.instances import mistakes
 from mpsagent.policy.lines import key_lines, line_of
-from mpsagent.policy.origins import Origin, Path, PolicyError, Setting, key_text
+from mpsagent.policy.origins import Origin, Path, PolicyError, Setting, key_text, printable
 from mpsagent.policy.policy import Policy, build
-from mpsagent.policy.syntax import syntax_error
 
 LARGEST = 256 * 1024
 """Characters in one file. With LONGEST_LINE it bounds the time that a parser can take."""
 LONGEST_LINE = 4096
 MOST_INSTANCES = 64
+Explain = Callable[[str, str, Exception], PolicyError]
 
 
-def load(texts: Sequence[tuple[str, str]]) -> tuple[Policy | None, list[PolicyError]]:
-    """The policy that (file name, text) pairs make, in this order, or every mistake in them; of none the defaults."""
+def not_toml(file: str, text: str, error: Exception) -> PolicyError:
+    """In the parser's words; ``policy check`` has better ones (`syntax`)."""
+    said = str(error)
+    place = re.search(r"\(at line (\d+)", said)
+    line = int(place[1]) if place else text.rstrip().count("\n") + 1 if "at end of document" in said else 0
+    problem = f"is not TOML: {printable(said[:200])}"
+    return PolicyError(file, line, "", problem, "mpsagent-cli policy check says what to do about it")
+
+
+def load(texts: Sequence[tuple[str, str]], explain: Explain = not_toml) -> tuple[Policy | None, list[PolicyError]]:
+    """The policy that (file name, text) pairs make, in this order, or every mistake in them; of none the defaults.
+    ``explain``: why a text is not TOML."""
     errors: list[PolicyError] = []
     settings: dict[Path, Setting] = {}
     named: dict[Path, Origin] = {}
     for file, text in texts:
-        tables, lines, unreadable = _read(file, text)
+        tables, lines, unreadable = _read(file, text, explain)
         checked = check(tables)
         found = [*unreadable, *_mistakes(file, checked, lines)]
         for path in checked.named:
@@ -71,7 +82,7 @@ def _lay(settings: dict[Path, Setting], path: Path, value: Any, origin: Origin, 
     settings[path] = Setting(value, origin)
 
 
-def _read(file: str, text: str) -> tuple[dict[str, Any], dict[Path, int], list[PolicyError]]:
+def _read(file: str, text: str, explain: Explain) -> tuple[dict[str, Any], dict[Path, int], list[PolicyError]]:
     """What is written in a text, and on which lines."""
     if len(text) > LARGEST:
         hint = "split it into files in policy.d, and write groups instead of single users"
@@ -86,7 +97,7 @@ def _read(file: str, text: str) -> tuple[dict[str, Any], dict[Path, int], list[P
     try:
         return tomli.loads(text), key_lines(text), []
     except (ValueError, RecursionError, OverflowError) as error:
-        return {}, {}, [syntax_error(file, text, error)]
+        return {}, {}, [explain(file, text, error)]
 
 
 def _mistakes(file: str, checked: Checked, lines: dict[Path, int]) -> list[PolicyError]:

@@ -256,15 +256,6 @@ KEYS: tuple[Key, ...] = (
         _OF, "whose turn is next, of the users with the same `priority`", "arrival",
     ),
     Key(
-        "instance", "front_end",
-        kinds.choice({
-            "allow": "they take effect and are recorded; limits are set again when the next client is handed over",
-            "refuse": "they are refused",
-        }),
-        _OF, "changes that administrators make by hand, with `nvidia-cuda-mps-control` in the public directory",
-        "allow",
-    ),
-    Key(
         "instance", "compute_mode",
         kinds.choice({
             "leave": "it stays as it is, and is not compared",

@@ -64,25 +64,14 @@ def _too_small(policy: Policy) -> Iterator[PolicyError]:
 def _doubts(policy: Policy) -> list[PolicyError]:
     """Of the instances."""
     sections = [of(policy, name) for name in names(policy)]
-    useless = [found for one in sections for found in _pause_of_no_use(one)]
     if len(sections) < 2:
-        return useless
-    found = [*useless, *_shared_devices(policy, sections), *_twice(policy, sections)]
+        return []
+    found = [*_shared_devices(policy, sections), *_twice(policy, sections)]
     if not any(_open(one) for one in sections):
         text = "no instance serves the users whom no instance names"
         hint = "leave users and groups out of one [instance.NAME], or refuse the others in so many words with access"
         found.append(told(policy, sections[0], "users", text, hint))
     return found
-
-
-def _pause_of_no_use(one: Policy) -> Iterator[PolicyError]:
-    """Written for this instance alone, which has no turns."""
-    setting = one.settings.get(("switch", "action"))
-    if one.sharing == "turns" or setting is None or setting.value != "pause":
-        return
-    if setting.origin.key.startswith("instance."):
-        problem = f'"pause" has no effect: with sharing = "{one.sharing}" there are no turns'
-        yield setting.origin.wrong(problem, 'remove the line, or write sharing = "turns" and server = "shared"')
 
 
 def _shared_devices(policy: Policy, sections: Sequence[Policy]) -> Iterator[PolicyError]:

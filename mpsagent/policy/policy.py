@@ -215,7 +215,6 @@ class Policy:
     apart_idle_timeout: float = default("instance", "apart_idle_timeout")
     server: Literal["own", "shared"] = default("instance", "server")
     queue: Literal["arrival", "fair"] = default("instance", "queue")
-    front_end: Literal["allow", "refuse"] = default("instance", "front_end")
     pipe_directory: str = default("instance", "pipe_directory")
     log_directory: str = default("instance", "log_directory")
     log_size: int = default("instance", "log_size")

@@ -1,1 +1,1 @@
-"""A stand-in for NVIDIA MPS: control daemon, servers, CUDA clients as real processes (`mpsagent-sim describe`)."""
+"""A stand-in for NVIDIA MPS: control daemon, servers, CUDA clients as real processes (`mpsagent-sim --help`)."""

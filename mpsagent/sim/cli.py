@@ -1,4 +1,4 @@
-"""The program mpsagent-sim: install the stand-ins, say what is simulated, list simulated GPU processes."""
+"""The program mpsagent-sim: install the stand-ins, say what is simulated."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mpsagent.sim import gpu, registry
+from mpsagent.sim import gpu
 
 DESCRIPTION = """\
 What is simulated
@@ -23,7 +23,7 @@ What is simulated
 
 What is not
   kernels compute nothing and do not slow each other down; no priorities; no MPS v3 interface; no CUDA library;
-  real NVML does not know these GPUs: `mpsagent-sim processes` and the files it reads stand in for it
+  real NVML does not know these GPUs: the files of MPSSIM_REGISTRY stand in for it
 
 Environment of the daemon (and of clients outside MPS)
   MPSSIM_GPUS      number of GPUs (1)
@@ -124,35 +124,17 @@ def _write(path: Path, text: str, mode: int) -> None:
     temporary.replace(path)
 
 
-def processes(gpus: int) -> list[dict[str, object]]:
-    """Every process on a simulated GPU, as NVML would tell; memory in bytes."""
-    return [
-        {"device": device.uuid, "pid": pid, "kind": kind, "uid": uid, "memory": mebibytes * 1048576}
-        for device in gpu.machine(gpus)
-        for pid, kind, uid, mebibytes in registry.processes(device.ordinal)
-    ]
-
-
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="mpsagent-sim", description="A stand-in for NVIDIA MPS.")
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    verb = verbs.add_parser("install", help="write the stand-in programs into a directory")
+    parser = argparse.ArgumentParser(
+        prog="mpsagent-sim", description="A stand-in for NVIDIA MPS.", epilog=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    verb = parser.add_subparsers(required=True).add_parser("install", help="write the programs into a directory")
     verb.add_argument("directory", type=Path)
     verb.add_argument("--gpus", type=int, default=int(os.environ.get("MPSSIM_GPUS") or 1))
-    verbs.add_parser("describe", help="what is simulated and what is not")
-    verb = verbs.add_parser("processes", help="processes on simulated GPUs, as JSON")
-    verb.add_argument("directory", type=Path, nargs="?", help="where `install` wrote")
-    verb.add_argument("--gpus", type=int, default=int(os.environ.get("MPSSIM_GPUS") or 8))
     chosen = parser.parse_args(arguments)
-    if chosen.verb == "describe":
-        print(DESCRIPTION, end="")
-    elif chosen.verb == "processes":
-        if chosen.directory is not None:
-            os.environ["MPSSIM_REGISTRY"] = str(chosen.directory / "processes")
-        print(json.dumps(processes(chosen.gpus), indent=2))
-    else:
-        install(chosen.directory, chosen.gpus)
-        print(f"installed; put it first on PATH: export PATH={shlex.quote(str(chosen.directory.absolute()))}:$PATH")
+    install(chosen.directory, chosen.gpus)
+    print(f"installed; put it first on PATH: export PATH={shlex.quote(str(chosen.directory.absolute()))}:$PATH")
     return 0
 
 

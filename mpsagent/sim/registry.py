@@ -1,4 +1,4 @@
-"""Which simulated processes use which simulated GPU: what NVML would know. `mpsagent-sim describe` has the files.
+"""Which simulated processes use which simulated GPU: what NVML would know. `mpsagent-sim --help` has the files.
 
 The file of a process that has gone is stale; `processes()` skips it. A server writes `<machine ordinal>.busy.<pid>`
 beside its own, which stays: the seconds in which a kernel ran there, and since when one runs now (monotonic), or 0.

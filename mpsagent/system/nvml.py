@@ -13,7 +13,6 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +20,7 @@ import mpsagent
 from mpsagent.mps.gpus import ComputeProcess, Gpu, Part, Xid
 from mpsagent.mps.work import Work
 from mpsagent.system.directories import NOWHERE
-from mpsagent.system.spawn import kill_group, reap, start_process
+from mpsagent.system.spawn import Child
 
 DEADLINE = 10.0
 FIRST_DEADLINE = 30.0
@@ -187,17 +186,20 @@ class _Process:
         with its:
             null = os.open(os.devnull, os.O_WRONLY)
             try:
-                self.pid, self._pidfd = start_process(argv, {**environment, **own}, its.fileno(), its.fileno(), null)
+                self._child = Child(argv, {**environment, **own}, its.fileno(), its.fileno(), null)
             except OSError:
                 self._socket.close()
                 raise
             finally:
                 os.close(null)
         self._socket.setblocking(False)
-        self.ended = False
-        self._over = asyncio.Event()
+        self.pid = self._child.pid
         self._loop.add_reader(self._socket, self._readable)
-        self._loop.add_reader(self._pidfd, self._gone)
+        self._child.ended.add_done_callback(self._gone)
+
+    @property
+    def ended(self) -> bool:
+        return self._child.ended.done()
 
     async def ask(self, question: dict[str, str]) -> dict[str, Any] | None:
         """Its answer; None when it has ended."""
@@ -210,25 +212,17 @@ class _Process:
 
     async def end(self, seconds: float) -> bool:
         """Wait for its end; False when it has not come."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._over.wait()
+        await asyncio.wait([self._child.ended], timeout=seconds)
         return self.ended
 
     def kill(self) -> None:
         """SIGKILL. It is reaped whenever the kernel lets it go."""
         self._hang_up()
-        if not self.ended:
-            with suppress(OSError):
-                kill_group(self.pid)  # not reaped, so the number is still its own
+        self._child.kill()
 
     def close(self) -> None:
-        """For the end of the loop, after :meth:`kill`: reap it if it dies at once, and let go of it."""
-        if not self.ended:
-            self._loop.remove_reader(self._pidfd)
-            reap(self._pidfd, wait=100)
-            os.close(self._pidfd)
-            self.ended = True
+        """For the end of the loop, after :meth:`kill`."""
+        self._child.let_go()
 
     def _hang_up(self) -> None:
         if self._socket.fileno() >= 0:
@@ -236,14 +230,9 @@ class _Process:
             self._socket.close()
         self._settle(None)
 
-    def _gone(self) -> None:
-        self._loop.remove_reader(self._pidfd)
+    def _gone(self, _ended: asyncio.Future[int]) -> None:
         if self._socket.fileno() >= 0:
             self._readable()  # its last words
-        reap(self._pidfd)
-        os.close(self._pidfd)
-        self.ended = True
-        self._over.set()
         self._hang_up()
 
     def _readable(self) -> None:

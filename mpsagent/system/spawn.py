@@ -1,28 +1,30 @@
 """Running a program from the event loop: no shell, no thread, bounded output, an end that is certain.
 
-``posix_spawn`` does not copy the agent's memory, and the pidfd says when the process has ended: about two thirds of the
-time that asyncio's own subprocesses take (0.8 against 1.2 ms for a run of ``cat``), and less to go wrong under load.
-Python's descriptors are closed in the program; its input is in the pipe before it starts.
+``posix_spawn`` does not copy the agent's memory, and the pidfd says when the process has ended. Python's descriptors
+are closed in the program. Its input is in the pipe before it starts, and its output is read when it has ended: who
+prints more than the pipe holds stands until the deadline.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import select
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import NamedTuple
+from contextlib import ExitStack, suppress
+from typing import Any, NamedTuple
 
 KEPT = 64 << 10
-"""Bytes kept of each of stdout and stderr; the rest is read and dropped."""
-FLOOD = 4 << 20
-"""Bytes after which a program that goes on printing is to be killed."""
+"""Bytes kept of each of stdout and stderr."""
+ROOM = 256 << 10
+"""Bytes that a pipe holds; 64 KiB where the kernel gives it no more. It counts them against all pipes of root, of which
+some 64 MiB may be so long."""
 FULL = 32 << 10
-"""Bytes of input at most: they must fit into an empty pipe (64 KiB)."""
+"""Bytes of input at most: they must fit into an empty pipe of 64 KiB."""
 KILL_WAIT = 1.0
 """Seconds in which a killed process should have ended."""
 
@@ -42,103 +44,41 @@ class Ended(NamedTuple):
     problem: str | None = None
 
 
-class _Run:
-    """One process; ``done`` gets how it ended. The constructor raises OSError."""
+class Child:
+    """A process in a process group of its own, so that whatever it starts can die with it. It is reaped when it has
+    ended. The constructor raises OSError."""
 
-    __slots__ = ("_files", "_kept", "_loop", "_pidfd", "_problem", "_program", "_seen", "done", "pid")
-
-    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], feed: bytes) -> None:
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], stdin: int, out: int, err: int) -> None:
         self._loop = asyncio.get_running_loop()
-        self.done: asyncio.Future[Ended] = self._loop.create_future()
-        self._program, self._problem = argv[0], ""
-        self._kept = (bytearray(), bytearray())
-        self._seen = 0
-        opened: list[int] = []
-        try:
-            for _ in range(3):
-                opened += os.pipe()
-            stdin, feeder, out, out_end, err, err_end = opened
-            os.set_blocking(feeder, False)
-            if feed and os.write(feeder, feed) != len(feed):
-                raise OSError(errno.ENOMEM, "the kernel is short of pipe memory")
-            self.pid, self._pidfd = start_process(argv, environment, stdin, out_end, err_end)
-        except OSError:
-            for descriptor in opened:
-                os.close(descriptor)
-            raise
-        for descriptor in (stdin, feeder, out_end, err_end):
-            os.close(descriptor)
-        self._files: list[int | None] = [out, err]
-        for which, descriptor in enumerate((out, err)):
-            os.set_blocking(descriptor, False)
-            self._loop.add_reader(descriptor, self._readable, which)
-        self._loop.add_reader(self._pidfd, self._collect)
+        self.ended: asyncio.Future[int] = self._loop.create_future()
+        """Its exit status, or the signal as a negative number."""
+        self.pid, self._pidfd = start_process(argv, environment, stdin, out, err)
+        self._loop.add_reader(self._pidfd, self._reap)
 
-    def stop(self, problem: str) -> None:
-        """Unless it has just ended by itself."""
-        if self.done.done() or self._problem:
-            return
-        if _readable(self._pidfd, 0):
-            self._collect()
-        else:
-            self._problem = problem
-            self.kill()
-            self._loop.call_later(KILL_WAIT, self._settle, None)  # not for ever: the kernel may hold on to a process
-
-    def kill(self) -> None:
-        """SIGKILL to it and its process group; it is reaped whenever the kernel lets it die."""
-        self._close(0)
-        self._close(1)
+    def kill(self) -> bool:
+        """SIGKILL to it and its group; False: it has ended by itself."""
+        if not self.ended.done() and _readable(self._pidfd, 0):
+            self._reap()
+        if self.ended.done():
+            return False
         with suppress(OSError):
             kill_group(self.pid)  # not reaped, so the number is still its own
-
-    def _collect(self) -> None:
-        """The process has ended: read what is left in the pipes, reap it, say so."""
-        self._loop.remove_reader(self._pidfd)
-        for which in (0, 1):
-            for _ in range(3):  # more than a pipe holds; a grandchild may go on writing for ever
-                if not self._read(which):
-                    break
-            self._close(which)
-        code = reap(self._pidfd)
-        os.close(self._pidfd)
-        self._settle(code)
-
-    def _settle(self, code: int | None) -> None:
-        if not self.done.done():
-            out, err = (one.decode(errors="replace") for one in self._kept)
-            self.done.set_result(Ended(None if self._problem else code, out, err, self._problem or None))
-
-    def _readable(self, which: int) -> None:
-        self._read(which)
-        if self._seen > FLOOD:
-            self.stop(f"{self._program} printed more than {FLOOD >> 20} MiB and was killed")
-
-    def _read(self, which: int) -> bool:
-        """Reads once; False when there is nothing now or nothing more to come."""
-        descriptor = self._files[which]
-        if descriptor is None:
-            return False
-        try:
-            data = os.read(descriptor, KEPT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            data = b""
-        if not data:
-            self._close(which)
-            return False
-        self._seen += len(data)
-        kept = self._kept[which]
-        kept += data[: KEPT - len(kept)]
         return True
 
-    def _close(self, which: int) -> None:
-        descriptor = self._files[which]
-        if descriptor is not None:
-            self._files[which] = None
-            self._loop.remove_reader(descriptor)
-            os.close(descriptor)
+    def let_go(self) -> None:
+        """For the end of the loop, after :meth:`kill`: it is reaped if it dies at once."""
+        if not self.ended.done():
+            _readable(self._pidfd, 100)
+            self._reap()
+
+    def _reap(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        status = 0  # another part of the program has reaped it, or it has not ended
+        with suppress(OSError):
+            if (info := os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)) is not None:
+                status = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+        os.close(self._pidfd)
+        self.ended.set_result(status)
 
 
 async def run_program(
@@ -148,19 +88,40 @@ async def run_program(
     kills the program."""
     if len(feed) > FULL:
         return Ended(None, problem=f"{argv[0]}: {len(feed)} bytes of input are more than {FULL}")
-    try:
-        run = _Run(argv, environment, feed)
-    except OSError as error:
-        return Ended(None, problem=f"{argv[0]} cannot be run: {error.strerror}")
-    late = f"{argv[0]} did not end within {deadline:g} s and was killed"
-    timer = asyncio.get_running_loop().call_later(deadline, run.stop, late)
-    try:
-        return await run.done
-    except asyncio.CancelledError:
-        run.kill()
-        raise
-    finally:
-        timer.cancel()
+    with ExitStack() as stack:
+        try:
+            (stdin, feeder), (out, out_end), (err, err_end) = (_pipe(stack) for _ in range(3))
+            for one in (feeder, out, err):
+                os.set_blocking(one.fileno(), False)
+            if feed and feeder.write(feed) != len(feed):
+                raise OSError(errno.ENOMEM, "the kernel is short of pipe memory")
+            for one in (out, err):
+                with suppress(OSError):
+                    fcntl.fcntl(one, fcntl.F_SETPIPE_SZ, ROOM)
+            child = Child(argv, environment, stdin.fileno(), out_end.fileno(), err_end.fileno())
+        except OSError as error:
+            return Ended(None, problem=f"{argv[0]} cannot be run: {error.strerror}")
+        feeder.close()
+        code: int | None = None
+        problem: str | None = None
+        try:
+            await asyncio.wait([child.ended], timeout=deadline)
+            if child.kill():
+                problem = f"{argv[0]} did not end within {deadline:g} s and was killed"
+                await asyncio.wait([child.ended], timeout=KILL_WAIT)  # not for ever: the kernel may hold on to it
+            else:
+                code = child.ended.result()
+        finally:
+            child.kill()
+        printed, errors = ((one.read(KEPT) or b"").decode(errors="replace") for one in (out, err))
+        if problem is not None and KEPT in (len(printed), len(errors)):
+            problem += f"; it printed more than {KEPT >> 10} KiB"
+        return Ended(code, printed, errors, problem)
+
+
+def _pipe(stack: ExitStack) -> tuple[Any, Any]:
+    reader, writer = os.pipe()
+    return stack.enter_context(open(reader, "rb", 0)), stack.enter_context(open(writer, "wb", 0))
 
 
 def start_process(
@@ -193,15 +154,3 @@ def _readable(fd: int, milliseconds: int) -> bool:
 def kill_group(pid: int) -> None:
     """SIGKILL to a child that is not reaped and to what it has started. Raises OSError when all have ended."""
     os.killpg(pid, signal.SIGKILL)
-
-
-def reap(pidfd: int, wait: int = 0) -> int:
-    """Exit status, or the signal as a negative number; 0 if another part of the program has reaped it, or it has not
-    ended within ``wait`` milliseconds."""
-    if wait and not _readable(pidfd, wait):
-        return 0
-    with suppress(OSError):
-        info = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
-        if info is not None:
-            return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
-    return 0

@@ -82,11 +82,6 @@ class Store:
                 self._thread.start()
             self._change.notify_all()
 
-    def clear(self, beginning: str = "") -> None:
-        """Forgets all whose names begin so."""
-        for name in [name for name in self._values if name.startswith(beginning)]:
-            self.put(name, None)
-
     async def flushed(self, deadline: float = FAREWELL) -> bool:
         """Waits until what was put before is on disk. False when it is not within ``deadline`` seconds."""
         until = time.monotonic() + deadline
@@ -158,9 +153,6 @@ class Part:
 
     def put(self, name: str, value: Any) -> None:
         self._store.put(f"{self._name}/{name}", value)
-
-    def clear(self) -> None:
-        self._store.clear(f"{self._name}/")
 
 
 def _read(path: Path) -> dict[str, Any]:

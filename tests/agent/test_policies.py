@@ -120,12 +120,12 @@ def test_a_file_system_that_hangs_is_an_error(settings: Settings, monkeypatch: p
 
 def test_what_a_daemon_was_started_with_waits_for_a_restart() -> None:
     """Its directories; the form of its servers changes by itself when nothing works."""
-    text = '[instance.default]\nlog_directory = "/l"\nserver = "shared"\nfront_end = "refuse"\n[limits]\nthreads = 9\n'
+    text = '[instance.default]\nlog_directory = "/l"\nserver = "shared"\n[limits]\nthreads = 9\n'
     new, errors = load([("p", text)])
     assert new is not None, errors
     kept, said = keep_fixed(Policy(), new)
     assert (kept.log_directory, kept.server) == (Policy().log_directory, "shared")
-    assert (kept.front_end, kept.rules(ALICE).threads) == ("refuse", 9.0)
+    assert kept.rules(ALICE).threads == 9.0
     assert said is not None
     assert said.startswith("log_directory changed")
     assert keep_fixed(Policy(), Policy()) == (Policy(), None)

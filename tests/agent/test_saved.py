@@ -264,25 +264,6 @@ def test_what_one_instance_kept_moves_to_the_first_of_several_and_back() -> None
     assert store.get(saved.LEASE) == 7
 
 
-def test_what_an_agent_has_kept_for_each_user_apart_is_taken_up() -> None:
-    """In an earlier version each had an engine and a store of its own."""
-    values: dict[str, Any] = {
-        "gpu/turn": 1, "gpu-u1001/ending": [[5, 6, 1001, "why", "order", False]], "gpu-u1001/waited": [[5, 6, 1.5]],
-        "gpu-u1002/ending": [[7, 8, 1002, "why", "order", True]], "gpu-u1002/drain": None, "gpu-u1002/leases": [],
-        "gpu-u1002/usage": {"hours": [[1002, [[400, 5.0]]]], "since": []}, "lease": 5, "gpu-u1x/turn": 1,
-        "other-u1001/ending": [1],
-    }  # fmt: skip
-    found = saved.of_users(values, "gpu")
-    assert list(found) == ["gpu-u1001", "gpu-u1002"]
-    kept: dict[str, Any] = {"usage": {"hours": [[1, [[400, 1.0]]]], "since": []}}
-    for rows in found.values():
-        kept = saved.with_rows(kept, rows)
-    assert [row[0] for row in kept["ending"]] == [5, 7]
-    assert kept["waited"] == [[5, 6, 1.5]]
-    assert [row[0] for row in kept["usage"]["hours"]] == [1, 1002]
-    assert saved.with_rows({"ending": 5}, {"ending": [1]}) == {"ending": 5}, "what is damaged stays as it is"
-
-
 # --- the wall clock ---------------------------------------------------------------------------------------------------
 
 

@@ -236,9 +236,6 @@ def test_without_a_gpu_it_says_so() -> None:
         (["--provision", "train"], "2 to 48 workloads"),
         (["--provision", "train=0,block"], "above 0"),
         (["--provision", "train*0,block"], "1 to 48"),
-        (["--program", "train=/bin/true"], "is a workload already"),
-        (["--program", "/bin/true"], "a short name, =, and a command"),
-        (["--program", "mine=/nonexistent/program"], "there is no program"),
     ],
 )
 def test_what_cannot_be_meant_is_said(simulated: Path, arguments: list[str], words: str) -> None:

@@ -1,4 +1,4 @@
-"""Workloads that are programs of their own: PyTorch's, and those of whoever measures."""
+"""Workloads that are programs of their own: PyTorch's."""
 
 from __future__ import annotations
 
@@ -15,15 +15,12 @@ import click
 import psutil
 import pytest
 
-from mpsagent.bench import inside, outside, programs
+from mpsagent.bench import inside, programs
 from mpsagent.bench.inside import FIRST_USER
 from mpsagent.bench.plan import Run
 from mpsagent.bench.process import ProcessError, Ready
-from mpsagent.bench.results import Figure
 from mpsagent.bench.torch_workloads import TORCH
 from mpsagent.cli import bench as cli_bench
-
-TELLS = ["/bin/sh", "-c", "n=0; while :; do n=$((n + 5)); echo working; echo steps $n; sleep 0.01; done"]
 
 
 def figures(ready: Ready) -> tuple[float, list[int]]:
@@ -32,36 +29,6 @@ def figures(ready: Ready) -> tuple[float, list[int]]:
         with suppress(ProcessError):
             return ready.work(time.monotonic(), seconds)
     return ready.work(time.monotonic(), 30.0)
-
-
-def test_a_program_that_tells_of_its_steps_is_measured_by_them() -> None:
-    program = programs.Program(TELLS)
-    ready = program(0)
-    assert figures(ready)[0] > 0
-    ready.end()
-    assert program._process.poll() is not None
-
-
-def test_a_program_that_ends_is_started_again_and_its_steps_go_on() -> None:
-    program = programs.Program(["/bin/sh", "-c", "echo steps 1; echo steps 2; sleep 0.01"])
-    ready = program(0)
-    assert figures(ready)[0] > 0
-    ready.end()
-
-
-def test_a_program_that_says_nothing_is_measured_by_its_runs() -> None:
-    ready = programs.Program(["/bin/sleep", "0.01"])(0)
-    runs, latencies = figures(ready)
-    assert runs > 0
-    assert all(value >= 10_000 for value in latencies)
-    ready.end()
-
-
-def test_a_program_that_fails_says_why() -> None:
-    with pytest.raises(ProcessError, match="ended with 3: it broke"):
-        programs.Program(["/bin/sh", "-c", "echo it broke >&2; exit 3"])(0)
-    with pytest.raises(ProcessError, match="/nonexistent ended with"):
-        programs.Program(["/nonexistent"])(0)
 
 
 def test_pytorch_is_spoken_to_line_by_line(tmp_path: Path) -> None:
@@ -232,25 +199,14 @@ def test_a_python_that_only_root_can_read_is_not_taken(pythons: Path) -> None:
     assert cli_bench._torch(python, ["resnet"], ["node"]) == python
 
 
-def test_programs_of_ones_own_run_beside_each_other_and_end() -> None:
-    """Two at once: each must hear that it is over."""
-    own = {"tells": TELLS, "fails": ["/bin/sh", "-c", "echo it broke >&2; exit 3"]}
-    runs = [Run("off", "tells", 2, 2, 1.0), Run("off", "fails", 1, 1, 1.0)]
-    with outside.going(runs, None, None, "", own) as said:
-        two, failed = (one for one in said if isinstance(one, Figure))
-    assert two.problem or (two.throughput > 0 and len(two.each) == 2)
-    assert "it broke" in failed.problem
-
-
 def test_pytorch_that_is_not_ready_in_time_says_what_may_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow import looks like a hang to who does not know which Python was taken."""
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexec sleep 600\n")
     python.chmod(0o755)
     monkeypatch.setattr(inside, "READY", 0.2)
-    makers = inside.Makers(python=str(python), own={"mine": [str(python)]})
+    makers = inside.Makers(python=str(python))
     told = inside.measure(Run("node", "mnist", 1, 1, 0.2), {}, makers)
     assert told.throughput is None
     assert f"said nothing for 0.2 s; importing PyTorch with {python} may take longer" in told.problem
     assert "try again" in told.problem
-    assert "PyTorch" not in inside.measure(Run("node", "mine", 1, 1, 0.2), {}, makers).problem

@@ -37,6 +37,7 @@ from mpsagent.mps.skim import Skimmer
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.plausible import in_itself
+from mpsagent.policy.syntax import syntax_error
 from mpsagent.system.store import Store
 from mpsagent.wire import codec, link
 from tests import recordings
@@ -480,10 +481,10 @@ USERS = (Identity(1001, "alice", ("students",)), Identity(0, "root"), Identity(4
 def policy(data: bytes) -> None:
     """A policy or mistakes that say where; and what a policy gives is what MPS can be told."""
     texts = [(f"{place}.toml", text) for place, text in enumerate(data.decode("utf-8", "replace").split("\0")[:3])]
-    found, errors = load(texts)
+    found, errors = load(texts, syntax_error)
     assert (found is None) == bool(errors)
     lines = {name: text.count("\n") + 1 for name, text in texts}
-    for error in (*errors, *(in_itself(found, texts) if found is not None else ())):
+    for error in (*errors, *load(texts)[1], *(in_itself(found, texts) if found is not None else ())):
         assert str(error).isprintable()
         assert error.problem
         assert len(str(error)) < 2000

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
+import mpsagent
 from mpsagent.policy import parse
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
@@ -97,3 +100,11 @@ def test_no_parser_raises_anything_but_wrong(one: Key) -> None:
     for value in (None, [], {}, [{}], {"a": {"b": 1}}, "", "\x00", 10**400, float("inf"), object(), b"x"):
         with suppress(parse.Wrong):
             one.kind.parse(value)
+
+
+def test_every_key_is_read_by_something() -> None:
+    """One was not: `front_end = "refuse"` refused nothing."""
+    package = Path(mpsagent.__file__).parent
+    text = "\n".join(path.read_text() for path in package.rglob("*.py") if path.name != "keys.py")
+    read = {*re.findall(r"\.(\w+)", text), *re.findall(r'"(\w+\.\w+)"', text)}
+    assert [key.path for key in KEYS if not {key.rules or key.field, ".".join(key.path)} & read] == []

@@ -6,10 +6,11 @@ import pytest
 
 from mpsagent.policy.files import LARGEST, LONGEST_LINE, MOST_ERRORS, load
 from mpsagent.policy.origins import PolicyError
+from mpsagent.policy.syntax import syntax_error
 
 
 def errors(*texts: str) -> list[PolicyError]:
-    policy, found = load([(f"{place}.toml", text) for place, text in enumerate(texts)])
+    policy, found = load([(f"{place}.toml", text) for place, text in enumerate(texts)], syntax_error)
     assert (policy is None) == bool(found), "a policy, or what is wrong with it, never both"
     return found
 
@@ -83,6 +84,9 @@ def test_syntax_errors_have_a_line_and_a_hint(text: str, line: int, hint: str) -
     assert found.hint
     assert hint in found.hint
     assert str(found).isprintable()
+    (plain,) = load([("0.toml", text)])[1]  # the agent's own words, which name who has better ones
+    assert (plain.problem, plain.line) == (found.problem, found.line) or "policy check" in plain.hint
+    assert str(plain).isprintable()
 
 
 @pytest.mark.parametrize(

@@ -289,7 +289,7 @@ def test_agent_settings() -> None:
         '[hang]\ncontrol = "3s"\nserver = "20s"\nkill_grace = "0s"\n'
         '[hooks]\nbefore_end = "/bin//true"\ndeadline = "1s"\n'
         '[instance.gpu0]\ndevices = ["GPU-1"]\ncompute_mode = "exclusive-process"\npipe_directory = "/run/mps/"\n'
-        'server = "shared"\nfront_end = "refuse"\n'
+        'server = "shared"\n'
         '[agent]\non_stop = "quit"\nstop_timeout = "1m"\nadmin_group = "wheel"\n'
     )
     assert (made.hang_control, made.hang_server, made.hang_server_ready) == (3.0, 20.0, 20.0)
@@ -298,8 +298,8 @@ def test_agent_settings() -> None:
     assert (made.instance, made.devices, made.compute_mode) == ("gpu0", ("GPU-1",), "exclusive-process")
     assert made.pipe_directory == "/run/mps"
     assert (made.on_stop, made.stop_timeout, made.admin_group) == ("quit", 60.0, "wheel")
-    assert (made.server, made.front_end) == ("shared", "refuse")
-    assert (Policy().server, Policy().front_end) == ("own", "allow")
+    assert made.server == "shared"
+    assert Policy().server == "own"
     assert policy("[instance.gpu7]\n").instance == "gpu7", "a name alone is enough"
     assert made.origin("instance.gpu0.compute_mode") == Origin("instance.gpu0.compute_mode", "0.toml", 10)
     assert made.origin("hang.fault") == Origin("hang.fault", "", 0)

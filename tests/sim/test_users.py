@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from mpsagent.sim import cli
+from mpsagent.sim import registry
 from tests.sim.conftest import A, B, C, Mps, messages
 
 
@@ -94,7 +94,7 @@ def test_contexts_of_one_process_fill_a_server(mps: Mps) -> None:
 
 def kinds(mps: Mps, monkeypatch: pytest.MonkeyPatch) -> dict[object, object]:
     monkeypatch.setenv("MPSSIM_REGISTRY", str(mps.processes))
-    return {process["pid"]: process["kind"] for process in cli.processes(1)}
+    return {pid: kind for pid, kind, _, _ in registry.processes(0)}
 
 
 def test_clients_run_outside_mps_without_a_word(mps: Mps, monkeypatch: pytest.MonkeyPatch) -> None:

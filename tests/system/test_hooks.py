@@ -65,11 +65,13 @@ async def test_at_its_deadline_it_is_killed_with_its_children_and_the_loop_went_
 
 
 async def test_output_is_bounded(base: Path) -> None:
-    """A hook that prints for ever costs no memory."""
-    ended = await run_hook(hook(base, "exec yes"), {}, deadline=60)
+    """A hook that prints for ever costs no memory; one that prints much and ends has ended well."""
+    ended = await run_hook(hook(base, "exec yes"), {}, deadline=1)
     assert ended.code is None
     assert len(ended.out) <= 64 << 10
-    assert "MiB" in (ended.problem or "")
+    assert "more than 64 KiB" in (ended.problem or "")
+    ended = await run_hook(hook(base, "head -c 200000 /dev/zero"), {}, deadline=60)
+    assert (ended.code, len(ended.out), ended.problem) == (0, 64 << 10, None)
     ended = await run_hook(hook(base, "exit 0"), {"x": "y" * 100_000}, deadline=60)
     assert ended.code is None
     assert "input" in (ended.problem or "")

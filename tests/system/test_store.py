@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from mpsagent.system import store as module
-from mpsagent.system.store import Part, Store
+from mpsagent.system.store import Store
 from tests.coroutines import until
 from tests.system.conftest import Play
 
@@ -284,14 +284,3 @@ def test_more_than_fits_is_a_problem_that_is_said_and_raises_nowhere(tmp_path: P
         store.close()
 
     play(scenario())
-
-
-def test_what_one_of_several_has_kept_goes_with_it(tmp_path: Path) -> None:
-    store = Store(tmp_path / "state.json")
-    store.load()
-    for name in ("gpu-u1001", "gpu-u10011"):
-        for key in ("turn", "shutdowns", "whatever comes later"):
-            Part(store, name).put(key, [])
-    Part(store, "gpu-u1001").clear()
-    store.close()
-    assert {key.partition("/")[0] for key in kept(tmp_path / "state.json")} == {"gpu-u10011"}
