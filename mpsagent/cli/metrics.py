@@ -5,22 +5,20 @@ Over TCP a process without rights asks the agent's socket, so that no network ev
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from mpsagent.cli import ask, client, options
 from mpsagent.system import whole_file
 
-if TYPE_CHECKING:
-    from http.server import HTTPServer
-
 AWAY = b"# HELP mpsagent_up 0 while mpsagent does not answer.\n# TYPE mpsagent_up gauge\nmpsagent_up "
 LOOPBACK = "127.0.0.1"
 PATIENCE = 5.0
-"""Seconds for a peer's request, and for the agent's answer."""
+"""Seconds for the agent's answer, and for a peer's request with its answer."""
+PEERS = 64
 
 
 @click.command()
@@ -90,54 +88,51 @@ def _serve(path: str, listen: str) -> None:
     if not (port.isdecimal() and int(port) < 65536):
         raise click.BadParameter(f"{listen!r}: write a port, or HOST:PORT", param_hint="--listen")
     try:
-        server = bind(path, host.strip("[]") or LOOPBACK, int(port))
+        asyncio.run(_listen(path, host.strip("[]") or LOOPBACK, int(port)))
     except OSError as error:
         click.echo(f"mpsagent-cli: {listen}: {error.strerror or error}", err=True)
         sys.exit(ask.USAGE)
-    click.echo(f"metrics at http://{server.server_name}:{server.server_port}/metrics", err=True)
-    try:
-        server.serve_forever()
     except KeyboardInterrupt:
         sys.exit(ask.FINE)
 
 
-def bind(path: str, host: str, port: int) -> HTTPServer:
-    """One peer at a time, each with a deadline: a scrape is quick, and a slow one is cut off."""
-    import socket
-    from http.server import BaseHTTPRequestHandler, HTTPServer
-    from socketserver import TCPServer
+async def _listen(path: str, host: str, port: int) -> None:
+    """Each peer has a deadline; when all places are taken the oldest makes way. A scrape is quick."""
+    peers = dict[asyncio.Task[None] | None, None]()
 
-    class Handler(BaseHTTPRequestHandler):
-        timeout = PATIENCE
+    async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        me = asyncio.current_task()
+        if len(peers) >= PEERS and (oldest := next(iter(peers))) is not None:
+            oldest.cancel()
+        peers[me] = None
+        try:
+            async with asyncio.timeout(PATIENCE):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(await asyncio.to_thread(_answer, path, head))
+                writer.close()
+                await writer.wait_closed()
+        except (OSError, EOFError, asyncio.LimitOverrunError, asyncio.CancelledError):
+            pass  # a peer that hangs up, or is slow, is no news: it must not be able to fill the journal
+        finally:
+            del peers[me]
+            writer.transport.abort()
 
-        def do_GET(self) -> None:
-            code, body = 200, b""
-            if self.path.partition("?")[0] != "/metrics":
-                code, body = 404, b"only /metrics is here\n"
-            else:
-                try:
-                    body = scraped(path)
-                except (client.Unreachable, OSError) as error:
-                    code, body = 503, (str(error) + "\n").encode()
-            self.send_response_only(code)
-            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    server = await asyncio.start_server(peer, host, port)
+    name, number = server.sockets[0].getsockname()[:2]
+    click.echo(f"metrics at http://{f'[{name}]' if ':' in name else name}:{number}/metrics", err=True)
+    await server.serve_forever()
 
-        def log_message(self, *words: object) -> None:
-            """A peer must not be able to fill the journal."""
 
-    class Server(HTTPServer):
-        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-
-        def server_bind(self) -> None:
-            """Without asking the name service who we are."""
-            TCPServer.server_bind(self)
-            name = str(self.server_address[0])
-            self.server_name, self.server_port = f"[{name}]" if ":" in name else name, int(self.server_address[1])
-
-        def handle_error(self, *peer: object) -> None:
-            """A peer that hangs up is no news."""
-
-    return Server((host, port), Handler)
+def _answer(path: str, asked: bytes) -> bytes:
+    words = asked.split(b"\r\n")[0].split()
+    if len(words) != 3 or words[0] != b"GET" or words[1].partition(b"?")[0] != b"/metrics":
+        status, body = "404 Not Found", b"only GET /metrics is here\n"
+    else:
+        try:
+            status, body = "200 OK", scraped(path)
+        except (client.Unreachable, OSError) as error:
+            status, body = "503 Service Unavailable", f"{error}\n".encode()
+    fields = (
+        f"Content-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {len(body)}\r\nConnection: close"
+    )
+    return f"HTTP/1.1 {status}\r\n{fields}\r\n\r\n".encode() + body

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import socket
 import stat
 import subprocess
@@ -14,7 +15,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from click.testing import CliRunner
 
 from mpsagent.api import metrics as module
 from mpsagent.api.metrics import MOST_USED, Metrics
+from mpsagent.cli.metrics import PEERS
 from mpsagent.cli.verbs import cli
 from mpsagent.core import actions as act
 from mpsagent.core import transitions as tr
@@ -256,6 +258,21 @@ def test_over_tcp_there_are_metrics_and_nothing_else() -> None:
         assert served.api is not None
         served.path.unlink()
         assert fetch(f"http://{address}/metrics")[0] == 503
+
+
+def test_whoever_says_nothing_there_keeps_no_prometheus_out() -> None:
+    """One at a time was served: seven silent connections, or one with a byte now and then, were enough."""
+    with serve() as served, exporter(served) as address, ExitStack() as silent:
+        host, _, port = address.partition(":")
+        for number in range(PEERS + 1):
+            peer = silent.enter_context(socket.create_connection((host, int(port)), 60))
+            peer.send(b"GET /metrics HTTP/1.1\r\nX: "[: number % 24])
+        assert fetch(f"http://{address}/metrics")[0] == 200
+        first = silent.enter_context(socket.create_connection((host, int(port)), 60))
+        with suppress(OSError):
+            while not select.select([first], [], [], 0.2)[0]:
+                first.send(b"x")  # a byte now and then does not move its deadline
+            assert first.recv(1) == b""
 
 
 def test_a_textfile_is_whole_readable_and_says_when_the_agent_is_away(tmp_path: Path) -> None:
