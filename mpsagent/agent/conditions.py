@@ -77,6 +77,12 @@ def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
     what = f"{count} refused, whose processes mpsagent cannot see" if state.unseen else None
     do = "run mpsagent in the host's pid namespace (hostPID, --pid=host)"
     conditions.set("pid namespace", what, now, do, sure=False)
+    gate = state.gate
+    what = None
+    if gate is not None and gate.pid in state.stopped:
+        what = f"the gate (process {gate.pid}) is stopped: who comes waits, and nobody is handed over"
+    do = "kill -CONT that process; where systemd runs it, it is ended within 12 s and started again"
+    conditions.set("gate stopped", what, now, do)
     for topic, what in _policy(view):
         conditions.set(topic, what, now, sure=False)
 

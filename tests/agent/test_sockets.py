@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +44,16 @@ def test_sockets_for_orders_that_are_gone_or_closed_are_said(stage: Stage) -> No
         stage.no_problem(agent)
         assert stage.cli(agent, "drain")[0] == stage.cli(agent, "resume")[0] == 0, "root's come by the other one"
     stage.until(lambda: not unsure(agent, "agent-admin.sock"), "nothing to say")
+
+
+def test_a_gate_that_is_stopped_is_said(stage: Stage) -> None:
+    """systemd's watchdog ends it; without systemd nobody does, and who came waited beside a healthy status."""
+    agent = stage.with_agent()
+    gate = stage.gate(agent)
+    os.kill(gate, signal.SIGSTOP)
+    stage.problem(agent, f"the gate (process {gate}) is stopped: who comes waits")
+    os.kill(gate, signal.SIGCONT)
+    stage.no_problem(agent)
 
 
 def test_a_public_directory_that_keeps_users_out_or_lets_them_replace_its_sockets_is_said(stage: Stage) -> None:
