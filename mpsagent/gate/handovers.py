@@ -210,9 +210,11 @@ class Instance:
         return True
 
     def settle(self, process: Process, descriptors: list[int]) -> None:
-        """A client that is killed now must not hang up on its server before that has settled."""
-        self._settling[process] = descriptors
-        self.lane.loop.call_later(SETTLING, self._settled, process, descriptors)
+        """A client that is killed now must not hang up on its server before that has settled. A hand-over that came to
+        nothing leaves no descriptor, and nothing of the one before is forgotten for it."""
+        if descriptors:
+            self._settling[process] = descriptors
+            self.lane.loop.call_later(SETTLING, self._settled, process, descriptors)
 
     def _settled(self, process: Process, descriptors: list[int]) -> None:
         stopped = any(identity.fields(pid)[:1] in ([b"T"], [b"t"]) for pid in self.lane.servers)

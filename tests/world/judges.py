@@ -23,6 +23,9 @@ IDLE = 1.0
 IDLE_KILLED, IDLE_STOPPED = 3.0, 12.0
 """The same, in addition, after a death (another daemon is started, the gate comes back, a handshake is finished for one
 who has gone) and after a process was stopped (a silent daemon has `hang.control` to answer)."""
+IN_A_ROW = 70.0
+"""Seconds from one death of a control daemon to the next within which the pause before a new one doubles: 1, 2, 4 s.
+``IDLE_KILLED`` has room for two."""
 HELD_UP = 6.0
 """The same for each hostile client, which can take MPS up: the gate gives it 5 to meet its server."""
 SETTLES = 30.0
@@ -177,8 +180,27 @@ class Judges:
         if life.given is None:
             self.fail(f"client {life.process.pid} of user {life.uid} was refused ({life.error}) while it waited")
         begun = (life.given or 0) - HARM
-        if not any(kind in ("daemon", "server", "client") and at >= begun for at, kind in self.faults):
+        faults = (at for at, kind in self.faults if kind in ("daemon", "server", "client"))
+        if not any(self.harms_until(at) >= begun for at in faults):
             self.fail(f"client {life.process.pid} of user {life.uid} sees error {life.error}, and MPS had no fault")
+
+    def harms_until(self, at: float) -> float:
+        """A server that waits for a hostile client reacts to what happened in that time, or just before, when that one
+        has gone and the gate has finished its handshake."""
+        hostile = [one for one in self.lives if not one.honest and one.given is not None]
+        for one in sorted(hostile, key=lambda one: one.given or 0.0):
+            given = one.given or 0.0
+            if given <= at + HARM:
+                at = max(at, min(given + HELD_UP, (one.over or self.world.kernel.now) + HARM))
+        return at
+
+    def restarts(self) -> float:
+        """Seconds beyond ``IDLE_KILLED`` that it takes when more than two control daemons have died in a row."""
+        in_a_row, last = 0, self.world.kernel.now
+        for at, kind in reversed(self.faults):
+            if kind == "daemon" and last - at < IN_A_ROW:
+                in_a_row, last = in_a_row + 1, at
+        return sum(2.0 ** (number - 1) + IDLE for number in range(3, in_a_row + 1))
 
     # --- at each look
 
@@ -207,7 +229,7 @@ class Judges:
             bound = IDLE + IDLE_KILLED * any(now - at < SETTLES for at, _ in self.faults)
             bound += sum(max(IDLE_STOPPED, seconds) for at, seconds in self.stops if now - at < SETTLES)
             lies = [one for one in self.lives if not one.honest and (one.over is None or now - one.over < SETTLES)]
-            bound += HELD_UP * len(lies)
+            bound += HELD_UP * len(lies) + self.restarts()
             if now - since > bound:
                 who = ", ".join(f"{one.process.pid} of user {one.uid}" for one in waiting[:4])
                 self.fail(f"the GPU has been idle for {now - since:.1f} s while {who} waits")

@@ -223,6 +223,29 @@ def test_a_server_that_is_stopped_as_it_meets_a_client_and_killed_later_costs_no
     assert fails(plan) is None
 
 
+@pytest.mark.parametrize("step", [8, 9])
+def test_a_second_context_that_is_not_handed_over_does_not_make_the_gate_forget_the_lost_start(step: int) -> None:
+    """Minute 820002542. Its server is stopped as it meets the client, and the control daemon dies while limits are set
+    for the next context: that came to another server without a memory limit."""
+    faults = Fault(1.9, "server", "stop", step), Fault(2.18, "daemon")
+    plan = Plan(1, "shared", (Coming(2.0, 2001, 0.2, 2),), faults, LIMITS, preempt=0.0, until=300.0)
+    assert fails(plan) is None
+
+
+def test_a_client_that_is_killed_while_its_server_waits_for_another_one_harms_who_comes_next() -> None:
+    """Minute 820006249: the judge had forgotten the death. Only some are killed with a kernel in flight."""
+    comings = Coming(2.0, 2001, 6.0), Coming(3.0, 2001, 4.0, 1, "silent"), Coming(4.5, 2001, 3.0)
+    for seed in range(1, 9):
+        assert fails(Plan(seed, "shared", comings, (Fault(4.0, "client"),), LIMITS, preempt=0.0)) is None
+
+
+def test_each_control_daemon_that_dies_soon_is_started_again_after_twice_the_pause() -> None:
+    """Minute 820004251: the judge had no place for a third one."""
+    comings = Coming(2.0, 2001, 9.0), Coming(2.9, 2002, 1.0)
+    deaths = Fault(3.0, "daemon"), Fault(4.1, "daemon"), Fault(6.2, "daemon")
+    assert fails(Plan(1, "shared", comings, deaths, LIMITS, preempt=0.0)) is None
+
+
 def test_an_agent_that_looks_again_without_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     wake_at = Agent._wake_at
     monkeypatch.setattr(Agent, "_wake_at", lambda self, _: wake_at(self, self.clock.now()))
