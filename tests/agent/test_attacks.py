@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from pathlib import Path
-
-import pytest
 
 from tests.agent.stage import A, B, Stage
-from tests.gate.rig import introduce, raw
 
 POLICY = f'[limits]\nthreads = 10\nmemory = "2G"\n[user.{A}]\nthreads = 40\n[user.{B}]\nthreads = 20\n'
 HIGH = 3_000_000_000
@@ -38,20 +33,6 @@ def test_a_log_that_another_user_has_planted_is_not_written_to(stage: Stage) -> 
     assert victim.read_text() == "precious\n"
 
 
-def test_logs_on_a_read_only_file_system_are_said_at_once(stage: Stage) -> None:
-    """It took a start's whole deadline, and the cause that was shown then was another one."""
-    if (here := subprocess.run(["unshare", "--mount", "true"], capture_output=True, text=True)).returncode:
-        pytest.skip(f"no mount namespaces here: {here.stderr.strip()}")
-    stage.policy(POLICY)
-    stage.rig.log.mkdir(exist_ok=True)
-    script = 'mount --make-rprivate / && mount -t tmpfs -o ro,mode=755 tmpfs "$1" && shift && exec "$@"'
-    agent = stage.start_agent(prefix=["unshare", "--mount", "sh", "-c", script, "sh", str(stage.rig.log)])
-    stage.answering(agent)
-    assert f"{stage.rig.log} is on a read-only file system" in stage.problem(agent, "read-only")
-    first = stage.record("action.failed", action="StartControl")
-    assert "read-only" in first["text"], "not a deadline's end, and not another cause"
-
-
 def test_a_uid_above_two_thousand_million_is_a_user_as_any_other(stage: Stage) -> None:
     """Its own limits, its own turn, and its own number everywhere."""
     agent = stage.with_agent(f'{POLICY}[user."{HIGH}"]\nthreads = 50\n')
@@ -68,21 +49,3 @@ def test_a_uid_above_two_thousand_million_is_a_user_as_any_other(stage: Stage) -
     assert other.ended() == 0
     assert other.inside(10), other.text()
     assert not [one for one in stage.records() if isinstance(one.get("uid"), int) and one["uid"] < 0]
-
-
-def test_of_those_whom_the_gate_refuses_the_agent_keeps_no_descriptor(stage: Stage) -> None:
-    """Each that was held and said something left its pidfd: a program in a loop took all that the agent may have."""
-    agent = stage.with_agent(POLICY)
-    stage.client(A, "sleep", 600).known()
-
-    def pidfds() -> int:
-        files = Path(f"/proc/{agent.pid}/fd").iterdir()
-        return sum("pidfd" in os.readlink(one) for one in files)
-
-    before = pidfds()
-    for count in range(20):
-        with introduce(raw(stage.rig.pipe / "control")) as sock:
-            stage.until(lambda: agent.api.get("/v1/queue")["queue"], f"{count} is held")
-            sock.send(b"let me in")
-            assert sock.recv(64) == b""
-    stage.until(lambda: pidfds() <= before, "they are closed")

@@ -73,15 +73,6 @@ def test_what_a_reload_would_change_is_said_before_it_does(stage: Stage) -> None
     assert left == {"key": "instance.devices", "before": "[]", "after": '["GPU-1"]', "restart": True}
 
 
-def test_files_with_mistakes_are_said(stage: Stage) -> None:
-    """As a reload says it; the exit status tells it from a difference."""
-    stage.with_agent(OLD)
-    stage.policy("[limits]\nthreads = 500\n")
-    done = diff(stage)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "limits.threads" in done.stderr
-
-
 def test_only_what_comes_to_something_else_is_a_change() -> None:
     """Another way to write the same, a line that has moved, an entry that says what held anyway."""
     devices = [Device(0, "GPU-0", "H200", 140 << 30, 132)]
