@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from pathlib import Path
 
 from tests.agent.stage import A, B, Stage
+from tests.gate.rig import introduce, raw
 
 POLICY = f'[limits]\nthreads = 10\nmemory = "2G"\n[user.{A}]\nthreads = 40\n[user.{B}]\nthreads = 20\n'
 HIGH = 3_000_000_000
@@ -49,3 +52,25 @@ def test_a_uid_above_two_thousand_million_is_a_user_as_any_other(stage: Stage) -
     assert other.ended() == 0
     assert other.inside(10), other.text()
     assert not [one for one in stage.records() if isinstance(one.get("uid"), int) and one["uid"] < 0]
+
+
+def test_of_those_whom_the_gate_refuses_the_agent_keeps_no_descriptor(stage: Stage) -> None:
+    """Each that was held and said something left its pidfd: a program in a loop took all that the agent may have."""
+    agent = stage.with_agent(POLICY)
+    stage.client(A, "sleep", 600).known()
+
+    def pidfds() -> int:
+        found = 0
+        for one in Path(f"/proc/{agent.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # it is closed just now
+                found += "pidfd" in os.readlink(one)
+        return found
+
+    before = pidfds()
+    for count in range(10):
+        with introduce(raw(stage.rig.pipe / "control")) as sock:
+            stage.until(lambda: agent.api.get("/v1/queue")["queue"], f"{count} is held")
+            sock.send(b"let me in")
+            assert sock.recv(64) == b""
+        stage.until(lambda: not agent.api.get("/v1/queue")["queue"], "it is held no more")
+    stage.until(lambda: pidfds() <= before, "they are closed")

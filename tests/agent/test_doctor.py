@@ -40,6 +40,9 @@ def test_a_node_that_is_well(stage: Stage) -> None:
     assert {one["topic"] for one in findings(stage, "ok")} >= {"mpsagent", "programs", "public directory", "logs"}
     assert [one for one in findings(stage, "warning") if "compute mode" in one["what"]]
     assert doctor(stage, "--strict").returncode == 1
+    done = doctor(stage, socket="none")  # without an agent the machine is looked at all the same
+    assert (done.returncode, done.stderr) == (3, "")
+    assert done.stdout.startswith("problem  mpsagent: no answer on ")
 
 
 def test_a_daemon_started_by_hand_is_named_once_and_its_files_are_left_alone(stage: Stage) -> None:
