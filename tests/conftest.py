@@ -31,11 +31,10 @@ LONG = (
     # the whole agent beside the simulator, and the whole gate before it, where core and gate have the same in small
     "agent/test_adoption.py", "agent/test_ansible.py", "agent/test_attacks.py", "agent/test_busy_machine.py",
     "agent/test_bypass.py", "agent/test_containers.py", "agent/test_device_plugin.py", "agent/test_doctor.py",
-    "agent/test_end_events.py", "agent/test_history.py", "agent/test_identity.py", "agent/test_instances.py",
-    "agent/test_leases.py", "agent/test_pause.py", "agent/test_policy_diff.py", "agent/test_reading.py",
+    "agent/test_history.py", "agent/test_identity.py", "agent/test_instances.py",
+    "agent/test_leases.py", "agent/test_pause.py", "agent/test_policy_diff.py",
     "agent/test_relayed.py", "agent/test_restarts.py", "agent/test_run_verb.py", "agent/test_terminate_each.py",
-    "agent/test_timeline.py", "agent/test_top.py", "agent/test_use.py", "agent/test_warning.py",
-    "agent/test_unlimited.py::test_it_is_ended_where_the_policy_says_so_unless_it_keeps_to_its_limit",
+    "agent/test_use.py", "agent/test_warning.py",
     "agent/test_unlimited.py::test_who_waits_learns_that_its_environment_would_lift_its_limit",
     "gate/test_simulator.py", "disorder/test_disorder.py::test_without_the_product_the_same_run_fails_in_every_way",
 )  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -128,28 +127,3 @@ def test_a_keeper_that_dies_is_said_and_its_gate_goes_on(stage: Stage) -> None:
     stage.exact(A, 40)
     stage.no_problem(agent)
     assert stage.keeper(agent) != keeper
-
-
-def test_who_works_on_without_the_gate_knowing_keeps_the_gpu_for_a_turn_and_not_for_ever(stage: Stage) -> None:
-    """Gate and keeper were killed with all they knew, and MPS refuses to shut down a server with clients."""
-    policy = f'{POLICY}[switch]\nafter = "3s"\ngrace = "1s"\n[hang]\nexit = "1s"\n'
-    agent = stage.with_agent(policy)
-    holder = stage.client(A, "sleep", 600)
-    holder.working()
-    keeper, gate = stage.keeper(agent), stage.gate(agent)
-    stage.killed(agent)
-    for pid in (keeper, gate):
-        os.kill(pid, signal.SIGKILL)
-    stage.until(lambda: not alive(gate) and not alive(keeper), "gate and keeper are gone")
-    begun = time.time()
-    agent = stage.again()
-    came = time.time()
-    waiting = stage.client(B)
-    assert waiting.ended(90) == 0, waiting.text()
-    assert waiting.inside(20), waiting.text()
-    connected = [one["at"] for one in stage.records("client.connected") if one["pid"] == holder.pid]
-    assert max(connected) > begun, "it is a client again, by what MPS and the kernel say of it"
-    ended = stage.record("turn.ended", uid=A)
-    assert ended["at"] - came > 3.5, "its turn was respected"
-    assert not stage.records("action", action="KillServer")
-    assert not stage.records("action", action="KillControl")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
+from contextlib import suppress
 from pathlib import Path
-
-import pytest
 
 from tests.agent.stage import A, B, Stage
 from tests.gate.rig import introduce, raw
@@ -38,20 +36,6 @@ def test_a_log_that_another_user_has_planted_is_not_written_to(stage: Stage) -> 
     assert victim.read_text() == "precious\n"
 
 
-def test_logs_on_a_read_only_file_system_are_said_at_once(stage: Stage) -> None:
-    """It took a start's whole deadline, and the cause that was shown then was another one."""
-    if (here := subprocess.run(["unshare", "--mount", "true"], capture_output=True, text=True)).returncode:
-        pytest.skip(f"no mount namespaces here: {here.stderr.strip()}")
-    stage.policy(POLICY)
-    stage.rig.log.mkdir(exist_ok=True)
-    script = 'mount --make-rprivate / && mount -t tmpfs -o ro,mode=755 tmpfs "$1" && shift && exec "$@"'
-    agent = stage.start_agent(prefix=["unshare", "--mount", "sh", "-c", script, "sh", str(stage.rig.log)])
-    stage.answering(agent)
-    assert f"{stage.rig.log} is on a read-only file system" in stage.problem(agent, "read-only")
-    first = stage.record("action.failed", action="StartControl")
-    assert "read-only" in first["text"], "not a deadline's end, and not another cause"
-
-
 def test_a_uid_above_two_thousand_million_is_a_user_as_any_other(stage: Stage) -> None:
     """Its own limits, its own turn, and its own number everywhere."""
     agent = stage.with_agent(f'{POLICY}[user."{HIGH}"]\nthreads = 50\n')
@@ -76,13 +60,17 @@ def test_of_those_whom_the_gate_refuses_the_agent_keeps_no_descriptor(stage: Sta
     stage.client(A, "sleep", 600).known()
 
     def pidfds() -> int:
-        files = Path(f"/proc/{agent.pid}/fd").iterdir()
-        return sum("pidfd" in os.readlink(one) for one in files)
+        found = 0
+        for one in Path(f"/proc/{agent.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # it is closed just now
+                found += "pidfd" in os.readlink(one)
+        return found
 
     before = pidfds()
-    for count in range(20):
+    for count in range(10):
         with introduce(raw(stage.rig.pipe / "control")) as sock:
             stage.until(lambda: agent.api.get("/v1/queue")["queue"], f"{count} is held")
             sock.send(b"let me in")
             assert sock.recv(64) == b""
+        stage.until(lambda: not agent.api.get("/v1/queue")["queue"], "it is held no more")
     stage.until(lambda: pidfds() <= before, "they are closed")

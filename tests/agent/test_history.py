@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import pwd
 from typing import Any
@@ -69,25 +67,6 @@ def test_a_turn_is_in_the_report_the_history_and_the_metrics(stage: Stage) -> No
     assert float(samples[f"mpsagent_handover_seconds_count{{{instance}}}"]) == 1
     assert float(samples[f'mpsagent_clients{{{instance},user="{name(B)}"}}']) == 1
     assert float(samples[f'mpsagent_gpu_seconds_total{{{instance},user="{name(A)}"}}']) > 0
-
-
-def test_a_forced_end_counts_for_its_user_and_its_rule(stage: Stage) -> None:
-    """Whose work was ended by whom is what an administrator is asked."""
-    agent = stage.with_agent()
-    client = stage.client(A, "sleep", 600)
-    client.known()
-    assert stage.cli(agent, "client", "terminate", str(client.pid))[0] == 0
-    stage.record("client.ended", pid=client.pid)
-    assert report(stage, agent)[A]["forced"] == 1
-    (one,) = agent.api.get("/v1/sessions?kind=client")["sessions"]
-    assert (one["pid"], one["outcome"], "threads" in one["limits"]) == (client.pid, "ended", True)
-    assert one["why"]
-    [row] = csv.DictReader(io.StringIO(stage.cli(agent, "report", "--csv")[1]))
-    assert (row["uid"], row["forced"]) == (str(A), "1")
-    ends = [
-        line for line in stage.cli(agent, "metrics")[1].splitlines() if line.startswith("mpsagent_forced_ends_total")
-    ]
-    assert [line.rpartition(" ")[2] for line in ends] == ["1.0"]
 
 
 def name(uid: int) -> str:

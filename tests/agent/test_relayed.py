@@ -55,33 +55,6 @@ def unseen(stage: Stage, agent: Agent, *clients: Client) -> None:
     )
 
 
-def test_nobody_works_at_another_users_own_control_daemon(stage: Stage) -> None:
-    """And who tried that is served at his own afterwards."""
-    agent = stage.with_agent(LIMITS + FAST, extra='sharing = "apart"\n')
-    relay(stage, A)
-    hers, his = through(stage, A), through(stage, B, of=A)
-    assert hers.working()
-    assert his.ended() is not None
-    asked = stage.record("action.done", action="TerminateClient", pid=his.pid)
-    assert f"this control daemon is user {A}'s own" in asked["reason"]
-    assert stage.served(B)
-    unseen(stage, agent, hers)
-    assert hers.finish() == 0, hers.text()
-
-
-def test_what_is_not_enforced_only_reports_a_relayed_client(stage: Stage) -> None:
-    policy = f'enforce = false\n{LIMITS}[user.{A}]\naccess = "deny"\n'
-    agent = stage.with_agent(policy, extra=TOGETHER)
-    relay(stage, A)
-    hers = through(stage, A)
-    assert hers.working()
-    unseen(stage, agent, hers)
-    stage.record("client.over", pid=hers.pid)
-    assert hers.finish() == 0, hers.text()
-    assert not stage.records("action", action="TerminateClient")
-    assert not stage.records("action", action="SignalClient")
-
-
 def test_an_innocent_proxy_goes_on_and_its_clients_count(stage: Stage) -> None:
     """A sandbox whose processes all come through one: no limit of theirs is passed, so nothing happens to them. They
     outlive a new agent and a new gate, and are known to both."""

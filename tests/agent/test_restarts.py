@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import time
 from typing import Any
 
 from tests.agent.stage import A, Agent, B, Stage, alive
-from tests.cli.program import PROGRAM
 
 POLICY = f'[limits]\nthreads = 10\nmemory = "2G"\n[user.{A}]\nthreads = 40\n[user.{B}]\nthreads = 20\n'
 
@@ -54,30 +51,6 @@ def test_a_restart_that_goes_well_says_of_nothing_that_it_failed(stage: Stage) -
     stage.until(started, "the control daemon is started again")
     stage.until(lambda: not stage.waits_for(agent), "the agent is ready")
     assert stage.records("action.failed") == []
-
-
-def test_a_replay_of_the_nodes_own_logs_does_not_count_the_gate(stage: Stage) -> None:
-    """The gate announces clients by its own pid: it was one that was never served, and under a policy one that works
-    for ever."""
-    stage.with_agent(POLICY)
-    pids = set()
-    for uid in (A, B, A):
-        client = stage.client(uid, "sleep", 1)
-        assert client.ended() == 0
-        pids.add(client.pid)
-    logs = next(stage.place.rglob("server.log")).parent
-    last = f"Client process {client.pid} disconnected"
-    stage.until(lambda: last in (logs / "server.log").read_text(), "its server has noticed the end of the last one")
-    words = ["--control", str(logs / "control.log"), "--server", str(logs / "server.log"), "--json"]
-    policy = stage.place / "other.toml"
-    policy.write_text('[switch]\nafter = "200ms"\ngrace = "0s"\n')
-    done = subprocess.run(
-        [PROGRAM, "replay", *words, "--policy", str(policy)], capture_output=True, text=True, timeout=60
-    )
-    body = json.loads(done.stdout)
-    for rows in (body["sessions"], body["would"]["sessions"]):
-        clients = {(one["pid"], one["outcome"]) for one in rows if one["kind"] == "client"}
-        assert clients == {(pid, "ok") for pid in pids}
 
 
 # --- a drain ----------------------------------------------------------------------------------------------------------

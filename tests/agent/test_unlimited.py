@@ -4,7 +4,6 @@ policy says so."""
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -19,36 +18,12 @@ from mpsagent.agent.lifted_limits import Lifted
 from mpsagent.core.inputs import Lifts
 from mpsagent.gate.identity import start_time
 from mpsagent.system.threads import THREADS, in_thread
-from tests.agent.stage import A, B, C, Stage, alive
+from tests.agent.stage import A, B, Stage
 
 ASKING = {"CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING": "1"}
 
 
 OWN = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-
-
-def test_it_is_ended_where_the_policy_says_so_unless_it_keeps_to_its_limit(stage: Stage) -> None:
-    """One with the environment of `mpsagent-cli env --partitioning` keeps to it; of one that has all multiprocessors
-    anyway, nothing is said."""
-    policy = f'[limits]\nthreads = 20\nover_limits = "terminate"\n[user.{C}]\nthreads = 100\n'
-    agent = stage.with_agent(policy, extra='sharing = "together"')
-    status, text = stage.cli(agent, "env", "--partitioning", "--json")
-    assert status == 0, text
-    printed = {name: value for name, value in json.loads(text).items() if name in (*ASKING, OWN)}
-    assert printed == {**ASKING, OWN: "20.0"}
-    keeping = [stage.client(A, "sleep", 600, **printed), stage.client(A, "sleep", 600, **ASKING, **{OWN: "10"})]
-    allowed = stage.client(C, "sleep", 600, **ASKING)
-    for client in (*keeping, allowed):
-        client.working()
-    assert "] sms 26 " in keeping[0].text()
-    assert "] sms 12 " in keeping[1].text()
-    passing = stage.client(B, "sleep", 600, **ASKING)
-    assert passing.ended() is not None
-    assert "] sms 132 " in passing.text()
-    asked = stage.record("action.done", action="TerminateClient")
-    assert (asked["pid"], asked["rule"]) == (passing.pid, "limits.over_limits")
-    assert [one["pid"] for one in stage.records("client.unlimited")] == [passing.pid]
-    assert all(alive(client.pid) for client in (*keeping, allowed))
 
 
 MEMORY = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"

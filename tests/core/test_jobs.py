@@ -12,7 +12,7 @@ from mpsagent.mps.limits import Limits, Total
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.shares import Lease, Share
 from mpsagent.wire import link
-from tests.core.harness import ALICE, BOB, USERS, Stage
+from tests.core.harness import ALICE, BOB, Stage
 
 TEXT = """
 [limits]
@@ -319,26 +319,3 @@ def test_a_long_name_of_a_cgroup_is_a_short_one_in_the_gates_table() -> None:
     table = stage.gate.table
     assert [len(name) for name in table.jobs] == [64, 64]
     assert {one.job for one in table.processes.values()} == set(table.jobs)
-
-
-@both
-def test_with_200_clients_no_job_is_ever_over(together: bool) -> None:
-    stage, draw = Stage(TOTALS, together=together).up(), random.Random(0)
-    whole = {"/jobs/1": Total(30.0), "/jobs/2": Total(30.0), "/mem": Total(None, {0: 5 << 30})}
-    most = dict.fromkeys(whole, 0)
-
-    def check() -> None:
-        for job, total in whole.items():
-            used = [stage.gate.passed[p.key][1] for p in stage.gate.known.values() if (p.cgroup or "").startswith(job)]
-            assert not used or total.fits(used[1:], used[0]), (job, used)
-            most[job] = max(most[job], len(used))
-
-    for _ in range(200):
-        proc = stage.client(draw.choice(USERS), contexts=draw.choice([1, 1, 3]), cgroup=draw.choice([*whole, None]))
-        stage.after(draw.uniform(0.1, 3.0), lambda proc=proc: stage.ends(proc))  # type: ignore[misc]
-        stage.run(draw.choice([0.0, 0.001, 0.05, 0.2]))
-        check()
-    stage.run(300)
-    assert not stage.procs
-    assert all(most.values()), "each was used"
-    assert not together or list(most.values()) == [3, 3, 2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 
 import pytest
@@ -13,7 +12,7 @@ from mpsagent.core import inputs as inp
 from mpsagent.core import pause_room
 from mpsagent.core import transitions as tr
 from mpsagent.core.waiting import waiting
-from tests.core.harness import ALICE, BOB, CAROL, DAVE, GIB, NAMES, USERS, Stage
+from tests.core.harness import ALICE, BOB, CAROL, DAVE, GIB, USERS, Stage
 from tests.core.toy import Proc
 
 PAUSE = """
@@ -408,85 +407,6 @@ def test_an_agent_that_dies_in_any_phase_leaves_nobody_frozen(delay: float, thaw
             stage.ends(proc)
     stage.run(1)
     assert frozen(stage) == set()
-
-
-# --- at random --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_whatever_happens_one_user_works_and_nobody_stands_for_nothing(seed: int) -> None:
-    chance = random.Random(seed)
-    stage = started(PAUSE.replace('"20s"', '"2s"').replace('memory = "10G"', 'memory = "2G"'))
-    stage.overlaps = True
-    quiet = 0.0  # since when nothing has disturbed it
-    for _ in range(100):
-        stage.run(chance.choice([0.0, 0.001, 0.003, 0.02, 0.2, 0.5, 1.0]))
-        live = list(stage.procs.values())
-        proc = chance.choice(live) if live else None
-        what = chance.choices(
-            ["client", "end", "order", "resume", "fault", "drain", "reload", "kill", "cut", "forget", "rest"],
-            [10, 8, 2, 1, 0.4, 1, 1, 1, 1, 1, 12],
-        )[0]  # fmt: skip
-        before, alone = stage.now, True
-        match what:
-            case "client" if len(live) < 12:
-                stage.client(chance.choice(USERS), contexts=chance.choice([1, 2, 3]))
-                alone = False
-            case "end" if proc is not None:
-                stage.ends(proc)
-                alone = False
-            case "order" if proc is not None:
-                stage.feed(inp.EndOrdered(stage.now, proc.pid, 0, True))
-            case "resume" if proc is not None and proc.frozen:
-                stage.owner_resumes(proc)
-            case "fault" if stage.mps.servers:
-                stage.mps.fault(next(iter(stage.mps.servers.values())))
-            case "drain":
-                stage.feed(inp.DrainOrdered(stage.now, stage.now, None))
-                stage.run(chance.choice([0.0, 0.01, 3.0]))
-                assert stage.core is None or stage.now == before or not frozen(stage) or stage.now - before < 0.1
-                stage.feed(inp.DrainResumed(stage.now))
-            case "reload":
-                stage.reload(TERMINATE.replace('memory = "10G"', 'memory = "2G"'))
-                stage.run(chance.choice([0.1, 3.0]))
-                stage.reload(PAUSE.replace('"20s"', '"2s"').replace('memory = "10G"', 'memory = "2G"'))
-                alone = False
-            case "kill":
-                stage.kill_agent()
-                if chance.random() < 0.5:
-                    stage.thaw()
-                stage.run(chance.choice([0.0, 0.3]))
-                stage.start_agent()
-            case "cut":
-                stage.cut_link()
-                stage.run(chance.choice([0.0, 0.3]))
-                stage.connect()
-            case "forget":
-                stage.know(*chance.sample(USERS, 3))
-                stage.run(0.1)
-                stage.know(*NAMES)
-            case _:
-                alone = False
-        if alone and what != "rest":
-            quiet = stage.now
-        if stage.now > quiet + 3 and not any(p.fault for p in stage.mps.servers.values()):
-            assert len(stage.at_work()) <= 1, (what, stage.at_work())
-    settle(stage)
-
-
-def settle(stage: Stage) -> None:
-    """Everybody ends in the end, and nobody is frozen before who is alone."""
-    for server in stage.mps.servers.values():
-        assert not server.stopped
-    stage.run(60)
-    for uid in USERS:
-        for proc in [proc for proc in stage.procs.values() if proc.uid == uid]:
-            stage.ends(proc)
-        stage.run(1)
-        left = {proc.uid for proc in stage.procs.values()}
-        assert len(left) != 1 or not frozen(stage), left
-    assert stage.core is not None
-    assert not stage.core.memories.turns.suspended
 
 
 # --- nobody starves, and a slice is a slice ---------------------------------------------------------------------------

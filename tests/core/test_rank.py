@@ -11,7 +11,6 @@ from mpsagent.agent import saved
 from mpsagent.core import transitions as tr
 from mpsagent.core import usage
 from tests.core.harness import ALICE, BOB, CAROL, DAVE, PATIENT, POLICY, USERS, Stage
-from tests.core.test_properties import Step, play, programs
 
 FAIR = '[instance.gpu]\nqueue = "fair"\n'
 RANKS = "[user.carol]\npriority = 5\n[user.dave]\npriority = 9\n"
@@ -85,10 +84,24 @@ def test_no_user_has_two_turns_while_another_waits() -> None:
 
 
 @settings(max_examples=20, deadline=None)
-@given(programs("client", "client", "client", "leave", most=40), st.sampled_from([POLICY, PATIENT]), st.booleans())
-def test_nobody_is_overtaken_twice_by_the_same_user(program: list[Step], text: str, fair: bool) -> None:
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0.0, 0.05, 0.5, 3.0, 8.0]), st.sampled_from([*USERS] * 3 + [0, 1, 2, 3])),
+        max_size=40,
+    ),
+    st.sampled_from([POLICY, PATIENT]),
+    st.booleans(),
+)
+def test_nobody_is_overtaken_twice_by_the_same_user(steps: list[tuple[float, int]], text: str, fair: bool) -> None:
+    """A user comes after a pause, or one of the processes ends."""
     stage = Stage(text + RANKS + (FAIR if fair else "")).up()
-    play(stage, program)
+    for pause, who in steps:
+        stage.run(pause)
+        live = list(stage.procs.values())
+        if who in USERS:
+            stage.client(who)
+        elif live:
+            stage.ends(live[who % len(live)])
     stage.run(150)
     for one in stage.gate.given:
         came = stage.came[one.pid]

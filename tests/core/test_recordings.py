@@ -133,18 +133,6 @@ def test_a_fault_names_its_clients_and_ends_with_the_last_of_them() -> None:
     assert (over.status, over.sticky, dict(over.attached)) == (Status.ACTIVE, (), {})
 
 
-def test_a_client_on_another_gpu_is_not_sticky() -> None:
-    """Recording 05, M2: a fault on GPU 0 lists 618's neighbours there and leaves GPU 1's client alone."""
-    state, seen = State(), False
-    for event in by_time(*parsed("05", "M1", "M2")):
-        state = apply(state, event)
-        server = state.servers.get(620)
-        if server is not None and server.status is Status.FAULT and server.sticky:
-            seen = True
-            assert 635 not in server.sticky
-    assert seen
-
-
 def test_a_forced_shutdown_ends_the_server() -> None:
     """Recording 01, S6."""
     sections = [f"S{i}" for i in range(1, 7)]
@@ -162,15 +150,6 @@ def test_a_stopped_server_has_been_asked_to_shut_down_and_has_not_answered() -> 
     server = at("06", "00:53:29.000", "V1", "V2", "V3").servers[553]
     assert server.stop_tried is not None
     assert server.status is Status.ACTIVE
-
-
-def test_a_quit_with_a_timeout_says_when_it_should_be_over() -> None:
-    """Recording 02, R10."""
-    control = at("02", "00:01:02.000", "R10").control
-    assert control is not None
-    assert control.quitting is not None
-    assert control.quit_by == control.quitting + 3
-    assert dict(at("02", "00:01:03.500", "R10").servers) == {}
 
 
 def test_a_plain_quit_waits_without_saying_for_how_long() -> None:

@@ -18,7 +18,7 @@ from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Limits
 from mpsagent.policy.shares import Lease, Share
 from mpsagent.wire import link
-from tests.core.harness import ALICE, BOB, PATIENT, Stage
+from tests.core.harness import ALICE, BOB, CAROL, PATIENT, TOGETHER, Stage
 from tests.core.toy import Proc
 
 
@@ -191,6 +191,28 @@ def test_who_comes_in_another_users_turn_is_ended(shared: bool) -> None:
     (asked,) = [one for one in stage.actions(act.TerminateClient) if one.pid == hers.pid]
     assert f"it is the turn of user {BOB}" in asked.reason
     assert stage.mps.hurt == set()
+
+
+APART, DENY = '[instance.gpu]\nsharing = "apart"\n', f'{TOGETHER}[user.carol]\naccess = "deny"\n'
+
+
+@pytest.mark.parametrize(
+    ("more", "why", "enforce"),
+    [(DENY, "the policy denies user", True), (DENY, "the policy denies user", False), (APART, "own", True)],
+    ids=["denied", "only told", "apart"],
+)
+def test_who_the_policy_denies_or_whose_daemon_it_is_not_is_ended(more: str, why: str, enforce: bool) -> None:
+    """Through another user's process; where nothing is enforced it is only told."""
+    stage = Stage(f"enforce = {str(enforce).lower()}\n{PATIENT}{more}", together=True)
+    stage.start_agent()
+    stage.run(1)
+    bob = at_work(stage, BOB)
+    hers = stage.relayed(CAROL, bob)
+    stage.run(5)
+    told = stage.actions(act.TerminateClient) if enforce else stage.reports("client.over")
+    assert [(one.pid, why in one.reason) for one in told] == [(hers.pid, True)]
+    assert (hers.pid in stage.procs) is not enforce
+    assert stage.working(bob)
 
 
 def test_who_was_at_work_before_the_gate_was_is_taken_over() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mpsagent.core.model import State
 from mpsagent.core.reduce import reduce
@@ -55,54 +53,6 @@ def test_every_recorded_log_gives_the_same_state(name: str, size: int) -> None:
         same(logs.control, size)
         for end in range(0, len(logs.control), max(1, len(logs.control) // 25)):
             same(logs.control[:end], size)
-
-
-MESSAGES = [
-    "Accepting connection...", "NEW UI", "UI closed", "User did not send valid credentials",
-    "Cmd:get_server_list", "Cmd:get_server_status 5", "Cmd:set_default_active_thread_percentage 10", "Cmd:ps",
-    "Cmd: ps", "Cmd:quit", "Cmd:quit -t 5", "Cmd:foo", "Cmd:get_ps", "4242", "100.0", "ACTIVE", "1G", "", "set_x",
-    "Server 5 not found", "NEW CLIENT 7 from user 1001: Server already exists",
-    "NEW CLIENT 7 from user 1002: Server already exists", "NEW CLIENT 8 from user 1001: Server already exists",
-    "NEW CLIENT 7 from user 1001: Server is not ready, push client to pending list",
-    "NEW CLIENT 8 from user 1002: Server is not ready, push client to pending list",
-    "Starting new server 5 for user 1001", "NEW SERVER 5: Ready", "Server 5 exited with status 0",
-    "Try shutting down server 5, backoff is disabled", "quit command issued with timeout of 5",
-    "Starting control daemon using socket /tmp/nvidia-mps/control", "Exit with status 0", "something new",
-]  # fmt: skip
-HEADS = ["[2026-11-21 00:00:0{second}.000 Control   471] "] * 12 + [
-    "[2026-11-22 00:00:0{second}.000 Control 99471] ", "", "[2026-11-21 00:00:0{second}.000 Server   472] "
-]  # fmt: skip
-
-
-@st.composite
-def polls(draw: st.DrawFn) -> list[tuple[str, str]]:
-    """Whole sessions of a front-end, one after another."""
-    said = draw(
-        st.lists(st.sampled_from([one for one in MESSAGES if one[:7] in ("Cmd:get", "Cmd:set", "4242", "ACTIVE")]))
-    )
-    head = draw(st.sampled_from(HEADS))
-    return [(head, one) for one in ("Accepting connection...", "NEW UI", *said, "UI closed")] * draw(st.integers(1, 3))
-
-
-@st.composite
-def logs(draw: st.DrawFn) -> bytes:
-    """Any lines in any order: forged ones, answers without an end, other daemons."""
-    head = HEAD.decode()
-    start = f"{head}Starting control daemon using socket s\n"
-    if draw(st.booleans()):  # else hardly any admission would be to a known server
-        start += f"{head}Starting new server 5 for user 1001\n{head}NEW SERVER 5: Ready\n"
-    line = st.tuples(st.sampled_from(HEADS), st.sampled_from(MESSAGES))
-    parts = draw(st.lists(st.one_of(line.map(lambda one: [one]), polls()), max_size=60))
-    lines = [one for part in parts for one in part]
-    rest = draw(st.sampled_from(["", "[2026-11-21 00:00:09.000 Control   471] NEW U", "4"]))
-    text = "".join(head.format(second=min(9, at // 7)) + message + "\n" for at, (head, message) in enumerate(lines))
-    return (start + text + rest).encode()
-
-
-@settings(max_examples=100, deadline=None)
-@given(logs(), st.integers(1, 300))
-def test_any_lines_in_any_order_give_the_same_state(data: bytes, size: int) -> None:
-    same(data, size)
 
 
 def test_polling_is_left_out() -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from mpsagent.core.rule import Reason
 from mpsagent.core.waiting import waiting
-from mpsagent.mps.limits import Total
-from tests.core.harness import ALICE, BOB, USERS, Stage
+from tests.core.harness import ALICE, BOB, Stage
 
 GIB = 1 << 30
 TEXT = """
@@ -97,24 +94,3 @@ def test_a_lower_total_at_a_reload_lets_in_nobody_until_enough_have_ended() -> N
     stage.ends(crowd[1])
     stage.run(1)
     assert stage.working(late)
-
-
-@both
-def test_with_200_clients_the_sum_is_never_over(together: bool) -> None:
-    stage, draw = Stage(TEXT, together=together).up(), random.Random(0)
-    totals = {uid: stage.policy.rules(stage.identities[uid]).total(stage.core.state.devices) for uid in USERS}  # type: ignore[union-attr]
-
-    def check() -> None:
-        for uid, total in totals.items():
-            used = [stage.gate.passed[p.key][1] for p in stage.gate.known.values() if p.uid == uid]
-            assert isinstance(total, Total)
-            assert not used or total.fits(used[1:], used[0]), (uid, used)
-
-    for _ in range(200):
-        proc = stage.client(draw.choice(USERS), contexts=draw.choice([1, 1, 3]))
-        stage.after(draw.uniform(0.1, 3.0), lambda proc=proc: stage.ends(proc))  # type: ignore[misc]
-        stage.run(draw.choice([0.0, 0.001, 0.05, 0.2]))
-        check()
-    stage.run(300)
-    assert not stage.procs
-    assert len({one.pid for one in stage.gate.given}) > (40 if together else 16)

@@ -136,17 +136,6 @@ def test_the_clock_stops_when_nobody_waits_any_more(shared: bool) -> None:
 
 
 @both
-def test_nothing_ends_for_a_process_that_is_gone(shared: bool) -> None:
-    stage = Stage(shared=shared).up()
-    alice = stage.client(ALICE)
-    stage.run(1)
-    stage.ends(stage.client(BOB))
-    stage.run(60)
-    assert stage.reports("turn.warning") == []
-    assert stage.working(alice)
-
-
-@both
 def test_an_exempt_user_keeps_the_gpu(shared: bool) -> None:
     stage = Stage(POLICY + "[user.carol]\nswitch.exempt = true\n", shared=shared).up()
     stage.client(CAROL)

@@ -15,15 +15,6 @@ both = pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 
 
 @both
-def test_the_first_client_gets_exactly_its_limits(shared: bool) -> None:
-    stage = Stage(shared=shared).up()
-    pid = stage.client(ALICE)
-    stage.run(1)
-    assert stage.given(pid) == [stage.limits(ALICE)] * 2  # its channel and its context
-    assert stage.working(pid)
-
-
-@both
 def test_all_processes_of_the_user_are_let_in_and_nobody_else(shared: bool) -> None:
     """A program whose processes wait for each other must never be split."""
     stage = Stage(PATIENT, shared=shared).up()

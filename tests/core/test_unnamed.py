@@ -1,5 +1,5 @@
 """Drivers before 580, whose server.log does not say which client a line is about: no decision rests on what it leaves
-out. test_properties.py plays its programs with such logs, too."""
+out."""
 
 from __future__ import annotations
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mpsagent.mps import events as ev
 from mpsagent.mps.loglines import LINE_LIMIT, LogParser, Source
@@ -126,44 +124,6 @@ def test_the_list_of_a_fault_ends_with_its_first_other_line() -> None:
 
 # --- chunks -----------------------------------------------------------------------------------------------------------
 
-_LINES = st.lists(
-    st.sampled_from(
-        [
-            HEAD + b"NEW CLIENT 606 from user 1001: Server is not ready, push client to pending list",
-            HEAD + b"Cmd:ps",
-            HEAD + b"UI closed",
-            HEAD + b"606       1         608            GPU-513e171f",
-            b"without a head",
-            b"",
-            b"\0\0\0\0" + HEAD + b"Exit with status 0",
-            b"\xff\xfe\xc3",
-            "é…😀".encode() * 9,
-            SERVER_HEAD + b"The following client process have a sticky error set:",
-            SERVER_HEAD + b"976",
-            SERVER_HEAD + b"Client {PID: 606, Context ID: 0} connected",
-            b"x" * (LINE_LIMIT - 1),
-            b"x" * LINE_LIMIT,
-            b"x" * (LINE_LIMIT + 1),
-            HEAD + b"y" * (LINE_LIMIT + 5),
-            b"[9999-99-99 99:99:99.999 Control   471] UI closed",
-        ]
-    ),
-    max_size=8,
-)
-
-
-@given(_LINES, st.data())
-def test_any_chunking_gives_the_same_events(lines: list[bytes], data: st.DataObject) -> None:
-    text = b"\n".join(lines)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
-    for source in SOURCES:
-        whole, pieces = LogParser(source, UTC), LogParser(source, UTC)
-        expected = whole.feed(text) + whole.close()
-        found: list[ev.Line] = []
-        for start, stop in zip([0, *cuts], [*cuts, len(text)], strict=True):
-            found += pieces.feed(text[start:stop])
-        assert found + pieces.close() == expected
-
 
 def test_bytes_one_by_one_give_the_events_of_a_recording() -> None:
     logs = recordings.logs("02", "R4")
@@ -183,25 +143,6 @@ def test_a_partial_last_line_waits_for_its_end() -> None:
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.binary(max_size=400), max_size=6))
-def test_arbitrary_bytes_never_raise(chunks: list[bytes]) -> None:
-    for source in SOURCES:
-        parser = LogParser(source, UTC)
-        for chunk in chunks:
-            parser.feed(chunk)
-        parser.close()
-
-
-@given(st.sampled_from(SOURCES), st.text(max_size=120), st.text(max_size=30))
-def test_arbitrary_messages_under_a_real_head_never_raise(source: Source, message: str, time: str) -> None:
-    parser = LogParser(source, UTC)
-    parser.feed(HEAD + message.encode("utf-8", "replace") + b"\n")
-    parser.feed(SERVER_HEAD + message.encode("utf-8", "replace") + b"\n")
-    parser.feed(
-        b"[" + time.encode("utf-8", "replace") + b" Control   471] " + message.encode("utf-8", "replace") + b"\n"
-    )
 
 
 def test_a_line_is_capped_and_the_next_one_is_read() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpsagent.mps.limits import Device
@@ -13,42 +13,9 @@ from mpsagent.policy.identity import Identity
 from mpsagent.policy.keys import NAMED, OF_CGROUPS, SECTIONS, Key, keys_of
 from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.policy import Policy
-from mpsagent.policy.syntax import syntax_error
 
 DEVICES = [Device(0, "GPU-a", "", 139 << 30, 132), Device(1, "GPU-b", "", 16 << 30, 10)]
 USERS, GROUPS = ("alice", "bob", "1003"), ("g1", "g2", "g3")
-
-# --- texts
-
-_keys = st.sampled_from(
-    "enforce limits user group switch hang instance agent hooks access threads memory max_clients max_contexts "
-    "max_runtime idle_timeout server "
-    "after grace action exempt control server kill_grace devices compute_mode pipe_directory on_stop "
-    "before_end deadline sms clients weight rule 0 GPU-a alice x".split()
-)
-_leaves = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=8)
-    | st.sampled_from(["10m", "never", "20G", "25%", "terminate", "/x", "deny", "shared", "even"])
-)
-_trees = st.recursive(
-    _leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_keys, inner, max_size=4), max_leaves=12
-)
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(one)}" for key, one in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    if isinstance(value, float):
-        return repr(value)
-    if isinstance(value, str):
-        return '"' + "".join(f"\\U{ord(c):08x}" for c in value if not 0xD800 <= ord(c) < 0xE000) + '"'
-    return "0" if value is None else json.dumps(value)
 
 
 def _accepted(policy: Policy | None, errors: list[PolicyError]) -> None:
@@ -60,21 +27,6 @@ def _accepted(policy: Policy | None, errors: list[PolicyError]) -> None:
         json.dumps(policy.sections())
         policy.fail_safe(DEVICES)
         json.dumps(policy.rules(Identity(1, "alice", ("x",))).explain(DEVICES))
-
-
-@given(st.lists(st.text(max_size=80), max_size=3))
-@example(["\ud800", "[limits]\nthreads = 1\ud800"])
-def test_any_text_gives_a_policy_or_errors(texts: list[str]) -> None:
-    """load never raises: the agent that reloads a policy as root survives whatever an editor left there."""
-    _accepted(*load([(f"{place}.toml", text) for place, text in enumerate(texts)], syntax_error))
-
-
-@settings(max_examples=100)
-@given(st.dictionaries(_keys, _trees, max_size=5))
-def test_any_tables_give_a_policy_or_errors(tables: dict[str, object]) -> None:
-    """Valid TOML with the policy's own words in every wrong place: deeper than random text ever gets."""
-    text = "".join(f"{json.dumps(key)} = {_toml(value)}\n" for key, value in tables.items())
-    _accepted(*load([("x.toml", text)], syntax_error))
 
 
 # --- mistakes in policies that are right otherwise

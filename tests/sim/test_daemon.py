@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 from pathlib import Path
 
@@ -68,19 +67,3 @@ def test_after_many_changes_of_user_nothing_has_piled_up(mps: Mps) -> None:
         assert Path(f"/proc/{daemon}").exists(), mps.log("control.log")[-3000:]
     assert len(os.listdir(f"/proc/{daemon}/fd")) <= before + 3
     assert len(os.listdir(mps.processes)) <= 2
-
-
-def test_a_stopped_client_that_is_continued_first_lets_go(mps: Mps) -> None:
-    """X13 of the real runs: request, SIGCONT, then SIGKILL; the neighbours lose time and nothing else."""
-    mps.start()
-    neighbour, stopped = mps.busy(A, "work", "1000000"), mps.busy(A, "spin", "600")
-    stopped.process.send_signal(signal.SIGSTOP)
-    asking = mps.front_end(f"terminate_client {mps.server()} {stopped.pid}")
-    mps.saw("server.log", "requesting client")
-    stopped.process.send_signal(signal.SIGCONT)
-    assert asking.wait(60) == 0
-    stopped.process.kill()
-    mps.saw("server.log", f"Client process {stopped.pid} disconnected")
-    assert mps.client(A, "work", "50").end() == 0
-    assert mps.ctl(f"get_server_status {mps.server()}") == "ACTIVE\n"
-    assert "work now" not in neighbour.text()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.sim import relay
-from tests.sim.conftest import PATIENCE, A, B, Client, Mps, messages
+from tests.sim.conftest import PATIENCE, A, Client, Mps, messages
 
 CLIENT = b"\2\0\0\0"
 
@@ -171,54 +171,6 @@ def test_closed_before_the_greeting_a_client_runs_outside(mps: Mps) -> None:
     assert client.free() == 142629
 
 
-def test_a_held_client_lives_through_a_new_daemon(mps: Mps) -> None:
-    """G6: held while the daemon is quit and another one started, it is served by the new one."""
-    mps.start()
-    gate = relay.Relay(mps.pipe / "control")
-    with relay.listening(mps.directory / "public" / "control", gate.serve):
-        client = mps.client(A, "query", CUDA_MPS_PIPE_DIRECTORY=str(mps.directory / "public"))
-        while not gate.held:
-            time.sleep(0.01)
-        mps.ctl("quit")
-        mps.start()
-        mps.ctl("set_default_active_thread_percentage 20\nset_default_device_pinned_mem_limit 0 1G")
-        gate.open.set()
-        assert (client.sms(), client.free(), client.end()) == (26, 901, 0)
-
-
-def test_limits_set_before_each_hand_over_are_each_clients_own(mps: Mps) -> None:
-    """G8: 12 clients of three users at once on one multi-user server, all exact."""
-    wanted = {A: ("60", "20G", 78), B: ("20", "16G", 26), B + 1: ("10", "4G", 12)}
-    mps.start("-M", MPSSIM_SPEED="10")
-
-    def before(pid: int, uid: int) -> None:
-        percentage, memory, _ = wanted[uid]
-        servers = mps.ctl("get_server_list").split()
-        lines = [
-            f"set_default_active_thread_percentage {percentage}",
-            f"set_default_device_pinned_mem_limit 0 {memory}",
-        ]
-        for server in servers:
-            lines += [
-                f"set_active_thread_percentage {server} {percentage}",
-                f"set_device_pinned_mem_limit {server} 0 {memory}",
-            ]
-        mps.ctl("\n".join(lines))
-
-    gate = relay.Relay(mps.pipe / "control", before)
-    gate.open.set()
-    with relay.listening(mps.directory / "public" / "control", gate.serve):
-        public = str(mps.directory / "public")
-        clients = [
-            (uid, mps.client(uid, "sleep", "2", CUDA_MPS_PIPE_DIRECTORY=public)) for uid in wanted for _ in "1234"
-        ]
-        for uid, client in clients:
-            assert client.sms() == wanted[uid][2]
-            gibibytes = int(wanted[uid][1][:-1])
-            assert (gibibytes - 1) * 1024 < client.free() < gibibytes * 1024
-    assert mps.log("control.log").count("Starting new server") == 1, "nobody's server was shut down for another user"
-
-
 def test_a_descriptor_that_is_closed_without_a_word_hangs_the_server(mps: Mps) -> None:
     """What X1 looks like from the server: it waits for a client's credentials, finds the end, and answers nobody again.
     A relay that has the descriptor and cannot pass it on does the same."""
@@ -340,39 +292,6 @@ def test_other_kinds_of_peers(mps: Mps) -> None:
         peer.settimeout(0.2)
         with pytest.raises(TimeoutError):
             relay.packet(peer)
-
-
-def test_stopped_clients_hinder_nobody(mps: Mps) -> None:
-    """G17: not the work and not the start of others, and they go on after SIGCONT."""
-    mps.start("-M")
-    stopped = mps.busy(A, "work", "1000000")
-    neighbour = mps.busy(B, "work", "30")
-    stopped.process.send_signal(signal.SIGSTOP)
-    late = mps.client(B, "work", "5")
-    assert (neighbour.end(), late.end()) == (0, 0)
-    stopped.process.send_signal(signal.SIGCONT)
-    assert f"{stopped.pid}\n" == mps.ctl(f"get_client_list {mps.server()}")
-    assert stopped.process.poll() is None
-    assert "work now" not in stopped.text()
-
-
-def test_fault_and_the_ladder_on_a_multi_user_server(mps: Mps) -> None:
-    """G16: terminate_client first spares the others; an illegal access hits all; ACTIVE when they have gone."""
-    mps.start("-M")
-    victim, neighbour = mps.busy(A, "spin", "600"), mps.busy(B, "spin", "3")
-    server = mps.server()
-    assert mps.ctl(f"terminate_client {server} {victim.pid}") == "0\n"
-    victim.process.kill()
-    assert neighbour.end() == 0
-    survivor = mps.busy(B, "sleep", "600")
-    assert mps.client(A, "oob", "0").end() == 17
-    survivor.saw("work now CUDA_ERROR_ILLEGAL_ADDRESS")
-    assert mps.ctl(f"get_server_status {server}") == "FAULT\n"
-    assert "CUDA_ERROR_MPS_SERVER_NOT_READY" in refused(mps.client(A, "query"))
-    survivor.process.kill()
-    mps.saw("server.log", "Destroy server context")
-    assert mps.client(A, "query").end() == 0
-    assert mps.server() == server
 
 
 def refused(client: Client) -> str:

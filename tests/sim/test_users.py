@@ -7,26 +7,7 @@ import os
 import pytest
 
 from mpsagent.sim import registry
-from tests.sim.conftest import A, B, C, Mps, messages
-
-
-def test_defaults_at_ready_hold_for_the_first_client(mps: Mps) -> None:
-    """04 T1: set while the server of another user has to go, the first client gets exactly its limits. The other one is
-    at work until they are set: an idle server would be gone in 55 ms, and a front-end may take longer to start."""
-    mps.start()
-    for uid, percentage, gibibytes, sms in ((A, 20, 1, 26), (B, 60, 3, 78), (A, 35, 2, 46)):
-        holder = mps.busy(C, "sleep", "60")
-        after = len(mps.log("control.log"))
-        client = mps.client(uid, "query")
-        mps.saw("control.log", "push client to pending list", after)
-        mps.ctl(
-            f"set_default_active_thread_percentage {percentage}\nset_default_device_pinned_mem_limit 0 {gibibytes}G"
-        )
-        holder.process.kill()
-        assert client.sms() == sms
-        assert client.free() < gibibytes * 1024
-        assert client.end() == 0
-        assert f"user {uid}" in mps.log("control.log")[after:]
+from tests.sim.conftest import A, B, Mps, messages
 
 
 def test_the_daemon_answers_nothing_while_a_server_starts(mps: Mps) -> None:
