@@ -18,8 +18,7 @@ from tests.world.kernel import BOOT
 from tests.world.world import Coming, Plan, World
 
 BOB, CAROL, ALICE = 2002, 2003, 300_000
-WAYS, AT_ONCE, TOGETHER = ("own", "shared", "together", "apart"), ("together", "apart"), ("together",)
-"""``TOGETHER``: of attacks on a control daemon, which apart is the attacker's own: three rows show that it stays so."""
+WAYS, AT_ONCE = ("own", "shared", "together", "apart"), ("together", "apart")
 LIMITS = {ALICE: (20.0, 2048), BOB: (20.0, 2048), CAROL: (20.0, 2048)}
 BEFORE, MEASURED = 20.0, 40.0
 """Seconds after which, and for which it is counted: what she may hold MPS up before comes first."""
@@ -89,16 +88,14 @@ class Attack:
 
 
 ATTACKS = {
-    "false acknowledgements": Attack("liar", TOGETHER),
-    "acknowledgements too early": Attack("early", TOGETHER, lives=0.0, work=0.3),
-    "false errors": Attack("doubter", TOGETHER),
+    "false acknowledgements": Attack("liar"),
+    "acknowledgements too early": Attack("early", lives=0.0, work=0.3),
+    "false errors": Attack("doubter"),
     "silence": Attack("silent"),
     "connections that say nothing": Attack("mute", WAYS),
-    "processes of a user who is denied": Attack("honest", TOGETHER, hers='access = "deny"', again=1.0),
-    "40 uids that are denied": Attack("silent", TOGETHER, count=40, hers='access = "deny"', users=40, again=2.0),
-    "20 processes, of which four may work": Attack(
-        "honest", TOGETHER, count=20, lives=0.0, work=2.0, hers="max_clients = 4"
-    ),
+    "processes of a user who is denied": Attack("honest", hers='access = "deny"', again=1.0),
+    "40 uids that are denied": Attack("silent", count=40, hers='access = "deny"', users=40, again=2.0),
+    "20 processes, of which four may work": Attack("honest", count=20, lives=0.0, work=2.0, hers="max_clients = 4"),
     "a process that makes 60 contexts": Attack("honest", count=1, lives=20.0, contexts=60, hers="max_clients = 1"),
 }
 
