@@ -150,9 +150,10 @@ class Lane:
             if caught.passed_over:
                 text = f"the logs are too long: {caught.passed_over} bytes were not read; rotate them (logrotate)"
                 log.warning("logs", text=text)
-        now = self._clock.now()  # lines from before the wall clock was set back are of the future
-        events = [one if one.at <= now else one._replace(at=now) for one in caught.events]
-        return events, {"server": (caught.server, server), "control": (caught.control, control)}
+        return _so_far(caught.events, self._clock.now()), {
+            "server": (caught.server, server),
+            "control": (caught.control, control),
+        }
 
     async def follow(self, caught: Caughts) -> None:
         for name, (position, parser) in caught.items():
@@ -195,6 +196,7 @@ class Lane:
 
     def _logged(self, name: str, events: list[Line]) -> None:
         """A log says this."""
+        events = _so_far(events, self._clock.now())
         if name == "control" and events:
             self.executor.heard(events[-1].at)
         self._say([event for event in events if not foreign(event, f"{self.where.hidden}/control")])
@@ -242,3 +244,9 @@ def _end(path: str) -> Position | None:
         status = Path(path).stat()
         return Position(status.st_ino, status.st_size)
     return None
+
+
+def _so_far(events: list[Line], now: float) -> list[Line]:
+    """Lines from before the wall clock was set back are of the future, and a client can write such ones: what is waited
+    for after them would never be due."""
+    return [one if one.at <= now else one._replace(at=now) for one in events]

@@ -74,3 +74,18 @@ def test_of_those_whom_the_gate_refuses_the_agent_keeps_no_descriptor(stage: Sta
             assert sock.recv(64) == b""
         stage.until(lambda: not agent.api.get("/v1/queue")["queue"], "it is held no more")
     stage.until(lambda: pidfds() <= before, "they are closed")
+
+
+def test_lines_of_a_later_year_keep_nobody_waiting(stage: Stage) -> None:
+    """Clients write to server.log, too. A server that exits in 2099 by its log was not shut down, nor ended for that it
+    did not exit, and who came next waited for as long."""
+    agent = stage.with_agent()
+    first, second = stage.client(A, "sleep", 600), stage.client(B, "query")
+    first.known()
+    stage.waiting(second)
+    server = agent.api.status()["servers"][0]["pid"]
+    said = (f"Client process {first.pid} disconnected", "Server has been notified to shutdown", "Exiting")
+    with (stage.rig.log / "server.log").open("a") as log:
+        log.writelines(f"[2099-01-01 00:00:00.000 Server {server}] {words}\n" for words in said)
+    first.kill()
+    assert second.ended() == 0, stage.last_words()
