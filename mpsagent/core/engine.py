@@ -124,6 +124,10 @@ class Core:
         actions: list[act.Action] = []
         before = self.state, self.memories
         for event in events:
+            if isinstance(event, inp.ProcessEnded):  # its end may be heard of before MPS's answer that it is over
+                for of_lane in self.memories.lanes.values():
+                    if (asked := ladder.unanswered(of_lane.ladder, event.pid)) is not None:
+                        self._reduce(act.Done(event.at, asked, True))
             happened += self._reduce(event)
             lane, said = (event.lane, event.what) if isinstance(event, inp.Of) else (None, event)
             if isinstance(said, inp.GateSaid) and isinstance(said.what, link.Applied) and lane in self.state.lanes:

@@ -206,13 +206,22 @@ def _terminate(view: View, climb: Climb, now: float, busy: bool) -> tuple[Climb,
     if busy or not may or server is None:
         wake = climb.at + climb.deadline
         return climb, [], wake if server is None and wake > now else None
-    first = act.TerminateClient(
+    at = climb.at if climb.asked else now
+    climb = replace(climb, asked=True, blocks=True, at=at, again_at=None, server=server)
+    return climb, [_request(climb, server)], max(given_up, now + climb.deadline)
+
+
+def _request(climb: Climb, server: int) -> act.TerminateClient:
+    return act.TerminateClient(
         server=server, pid=climb.pid, uid=climb.uid, start=climb.start, deadline=climb.deadline,
         reason=climb.reason, rule=climb.rule,
     )  # fmt: skip
-    at = climb.at if climb.asked else now
-    climb = replace(climb, asked=True, blocks=True, at=at, again_at=None, server=server)
-    return climb, [first], max(given_up, now + climb.deadline)
+
+
+def unanswered(memory: Memory, pid: int) -> act.TerminateClient | None:
+    """What MPS was asked about this process, and has not answered."""
+    climb = memory.climbs.get(pid)
+    return None if climb is None or not climb.blocks or climb.server is None else _request(climb, climb.server)
 
 
 def _signal(climb: Climb, number: signal.Signals) -> act.SignalClient:

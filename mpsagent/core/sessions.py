@@ -191,13 +191,20 @@ class Sessions:
         one.end(at, "left", record.get("why"))
         return [one]
 
-    def _done(self, record: Record, at: float) -> list[Session]:
-        """Why a client is ended."""
+    def _ending(self, record: Record, at: float) -> list[Session]:
+        """Why a client is ended: known when MPS is asked, because its answer may come after the client's end."""
         one = self.open.get(("client", record.get("instance"), int(record.get("pid", 0))))
-        if one is None or record["action"] not in ("TerminateClient", "SignalClient"):
+        if one is None:
             return []
-        one.why = str(record.get("reason") or "") or None
-        one.more["rule"] = str(record.get("rule") or "")
+        match record["kind"], record["action"]:
+            case ("action", "TerminateClient") | ("action.done", "TerminateClient" | "SignalClient"):
+                one.why = str(record.get("reason") or "") or None
+                one.more["rule"] = str(record.get("rule") or "")
+            case "action.failed", "TerminateClient":
+                one.why = None
+                one.more.pop("rule", None)
+            case _:
+                return []
         return [one]
 
     def _order(self, record: Record, at: float) -> list[Session]:
@@ -247,7 +254,9 @@ _RULES: dict[str, Callable[[Sessions, Record, float], list[Session]]] = {
     "client.refused": Sessions._turned_away,
     "client.handover_failed": Sessions._lost,
     "user.moved": Sessions._moved,
-    "action.done": Sessions._done,
+    "action": Sessions._ending,
+    "action.done": Sessions._ending,
+    "action.failed": Sessions._ending,
     "control.restart_ordered": Sessions._order,
     "drain.ordered": Sessions._order,
     "turn.began": Sessions._began,

@@ -94,6 +94,19 @@ def test_no_signal_before_the_request_is_answered_or_over_its_deadline() -> None
     assert stage.working(neighbour)
 
 
+def test_a_client_whose_end_is_heard_of_before_the_answer_of_mps_was_ended() -> None:
+    """MPS ends it, and its answer comes to a busy agent later than the word of the kernel."""
+    stage = Stage(PATIENT).up()
+    victim = stage.client(ALICE)
+    stage.run(1)
+    stage._terminate = lambda core, mps, action, limit: stage.ends(victim)  # type: ignore[method-assign]
+    order(stage, victim)
+    stage.run(20)
+    (ended,) = stage.happened(tr.ClientEnded)
+    assert isinstance(ended, tr.ClientEnded)
+    assert ended.outcome == "ended"
+
+
 def test_a_request_that_does_not_get_through_is_repeated_until_its_deadline() -> None:
     stage = Stage(PATIENT).up()
     victim = stage.client(ALICE)
