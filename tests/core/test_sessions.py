@@ -45,13 +45,9 @@ def test_a_process_is_one_session_from_its_coming_to_its_end() -> None:
 @pytest.mark.parametrize(("kind", "why"), [("action.done", "it is over"), ("action.failed", None)])
 def test_why_a_client_was_ended_is_known_before_mps_answers(kind: str, why: str | None) -> None:
     asked = {"action": "TerminateClient", "pid": 5, "rule": "switch.after", "reason": "it is over"}
-    first = told(
-        client(10.0, "connected"), (20.0, "action", asked), client(21.0, "ended", outcome="ended", seconds=7.0)
-    )
-    later = told(
-        client(10.0, "connected"), (20.0, "action", asked), (20.5, kind, asked),
-        client(21.0, "ended", outcome="ended", seconds=7.0),
-    )  # fmt: skip
+    end = client(21.0, "ended", outcome="ended", seconds=7.0)
+    first = told(client(10.0, "connected"), (20.0, "action", asked), end)
+    later = told(client(10.0, "connected"), (20.0, "action", asked), (20.5, kind, asked), end)
     assert [one.why for one in first.values()] == ["it is over"]
     assert [one.why for one in later.values()] == [why]
 
