@@ -113,7 +113,7 @@ def _present(m: Moment) -> float | None:
         if clients:
             first = max(turn.since, min(client.since for client in clients))
             m.to(turn.phase, began=first if turn.began is None else turn.began, tried=None)
-        if m.view.control_stopped:  # which no user does: what is tried meanwhile is not in vain
+        if m.view.mps_stopped:  # which no user does: what is tried meanwhile is not in vain
             m.to(turn.phase, tried=None)
         if not m.works and not m.wanted and turn.phase != "ending":
             m.to("idle", contested=None, warned=None, began=None, tried=None)

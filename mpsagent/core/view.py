@@ -138,8 +138,10 @@ class View:
         return self.state.control is not None and self.state.control.proven
 
     @property
-    def control_stopped(self) -> bool:
-        return self.state.control is not None and self.state.control.pid in self.state.stopped
+    def mps_stopped(self) -> bool:
+        """A process of MPS's is stopped that is no user's: the control daemon, or the server for all users."""
+        control = set() if self.state.control is None else {self.state.control.pid}
+        return not self.state.stopped.isdisjoint(control | (self.state.servers.keys() if self.shared else set()))
 
     @property
     def shared(self) -> bool:

@@ -174,6 +174,20 @@ def test_a_gate_that_is_killed_loses_nobody_but_whom_it_has_accepted_that_moment
     assert lost == ["send)", "send)"]  # its probe, and the connection of its channel
 
 
+def test_who_is_first_while_the_server_for_all_is_stopped_stays_first() -> None:
+    """No user stops it: 10 s in vain are not its user's (minute 840004459)."""
+    comings = Coming(2.0, 2001, 1.5), Coming(2.5, 2002, 2.0), Coming(3.0, 2003, 2.0)
+    stopped = 0
+    for seed in range(1, 15):
+        world = World(Plan(seed, "shared", comings, (Fault(3.6, "server", "stop", 1),), LIMITS))
+        world.play()
+        if any("is stopped for 15 s" in line for line in world.story):
+            stopped += 1
+            first, second, third = sorted(world.judges.lives, key=lambda one: one.given or 0.0)
+            assert [one.uid for one in (first, second, third)] == [2001, 2002, 2003]
+    assert stopped > 1
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_the_gates_own_parent_starts_it_again_with_all_that_it_had(way: str) -> None:
     """Where there is no systemd; also the public sockets, when somebody has removed them."""

@@ -57,6 +57,8 @@ API = 990
 OWN = "/srv/mps"
 """Pipe directory of a control daemon that an administrator has started beside ours."""
 LOOK = 0.25
+TAKES_OVER = 1.0
+"""Seconds in which a gate that its parent process has started may not have taken over yet: both have died then."""
 WATCHDOG = 12.0
 """Seconds until systemd kills a gate that stands still: WatchdogSec= and TimeoutAbortSec= of its unit."""
 
@@ -534,11 +536,13 @@ class World:
             self.strike(found[self.chance.randrange(len(found))], fault)
 
     def strike(self, process: Process, fault: Fault) -> None:
-        self.judges.faults.append((self.kernel.now, fault.who))
+        faults, now = self.judges.faults, self.kernel.now
+        faults.append((now, fault.who))
         if fault.what == "kill":
             self.tell(f"{process} is killed")
-            if fault.who == "gate" and self.systemd.alone:
-                self.judges.faults.append((self.kernel.now, "reinstall"))
+            starts = fault.who == "parent" and any(kind == "gate" and now - at < TAKES_OVER for at, kind in faults)
+            if starts or (fault.who == "gate" and self.systemd.alone):
+                faults.append((now, "reinstall"))
             self.kernel.signal(process, 9)
         elif fault.what == "sockets":
             self.tell("somebody removes the public sockets")
@@ -557,6 +561,8 @@ class World:
             self.goes_on = max(self.goes_on, self.kernel.now + seconds)
             self.kernel.signal(process, 19)
             self.kernel.after(seconds, self.kernel.signal, process, 18)
+            if fault.who == "client":  # while no agent resumes it, the gate says the rest of its handshake in its place
+                self.kernel.after(seconds, lambda: faults.append((self.kernel.now, "client")))
             if fault.who == "gate" and seconds > WATCHDOG and not self.plan.parent:
                 self.kernel.after(WATCHDOG, self.kernel.signal, process, 9)
 
