@@ -119,7 +119,9 @@ class Judges:
             least = min((one[0] for one in self.world.plan.limits.values()), default=10.0), 0
             self.fail(f"client {life.process.pid} of user {life.uid} has {life.limits}, and the policy says {policy}"
                       f" (the strictest: {least})")  # fmt: skip
-        if self.world.plan.turns:
+        if self.world.plan.turns and self.served(
+            life
+        ):  # one that was stopped may not know yet that its server has died
             others = [one for one in self.lives if one.works and one.uid != life.uid and not one.process.stopped
                       and self.served(one)]  # fmt: skip
             if others:
@@ -155,7 +157,8 @@ class Judges:
     def _goes_on(self, life: Life, mine: list[Life]) -> bool:
         """It came before the last of its user's ended, by a daemon's death or not, and nobody else has been let in
         since: a turn that has one waiting goes on, for 10 s in vain."""
-        last = max((one.over for one in mine if one.given is not None and one.over is not None), default=0.0)
+        ended = [one for one in mine if one.given is not None and one.over is not None]
+        last = max((one.over if one.left is None else one.left for one in ended), default=0.0)  # of its process
         others = (one.given for one in self.lives if one.uid != life.uid and one.given is not None)
         return (life.knocked or 0) <= last and all(at <= last for at in others)
 
