@@ -21,7 +21,7 @@ def test_the_unit_serves_metrics_and_has_no_rights(running: Machine) -> None:
     running.systemctl("start", "mpsagent-metrics.service")
     until("metrics", lambda: "mpsagent_up 1" in fetched(running, "/metrics"))
     assert "mpsagent_build_info{" in fetched(running, "/metrics")
-    assert "only /metrics" in fetched(running, "/v1/status")
+    assert "only GET /metrics" in fetched(running, "/v1/status")
     pid = running.show("mpsagent-metrics.service", "MainPID")["MainPID"]
     status = running.run("cat", f"/proc/{pid}/status").stdout
     assert "CapEff:\t0000000000000000" in status

