@@ -80,7 +80,7 @@ def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
     gate = state.gate
     what = None
     if gate is not None and gate.pid in state.stopped:
-        what = f"the gate (process {gate.pid}) is stopped: who comes waits, and nobody is handed over"
+        what = f"the gate (process {gate.pid}) is stopped: new clients wait, and none is handed over"
     do = "kill -CONT that process; where systemd runs it, it is ended within 12 s and started again"
     conditions.set("gate stopped", what, now, do)
     for topic, what in _policy(view):

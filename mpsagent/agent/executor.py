@@ -141,7 +141,7 @@ class Executor:
             await asyncio.sleep(pause)
             reply, pause = await self._front_end.run(batch, deadline=limit, urgent=urgent), 2 * pause
         control = self._state().control
-        # Its process lives, and its socket has gone from the hidden directory: nobody will ever reach it again.
+        # Its process lives, and its socket has gone from the hidden directory: no client and no front-end can reach it.
         lost = reply.status is Status.NO_DAEMON and control is not None and control.quitting is None
         if (lost or reply.status is Status.SILENT) and not may_block:
             # on a busy machine the question itself may be late, and others be answered meanwhile

@@ -140,8 +140,8 @@ def clean(path: str) -> list[str]:
 
 
 def unusable(path: str, *, users: bool = False) -> tuple[str, str] | None:
-    """Why nobody, or with ``users`` no user, can connect to the socket that should be at ``path``, and how to let them;
-    empty: it has to be made again. None: they can."""
+    """Why no process, or with ``users`` no user, can connect to the socket that should be at ``path``; and how to let
+    them, empty: it has to be made again. None: they can."""
     file = Path(path)
     try:
         if not stat.S_ISSOCK(file.lstat().st_mode):

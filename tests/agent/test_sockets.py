@@ -51,7 +51,7 @@ def test_a_gate_that_is_stopped_is_said(stage: Stage) -> None:
     agent = stage.with_agent()
     gate = stage.gate(agent)
     os.kill(gate, signal.SIGSTOP)
-    stage.problem(agent, f"the gate (process {gate}) is stopped: who comes waits")
+    stage.problem(agent, f"the gate (process {gate}) is stopped: new clients wait")
     os.kill(gate, signal.SIGCONT)
     stage.no_problem(agent)
 
