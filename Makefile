@@ -84,7 +84,7 @@ docs: $(STAMP)
 # users) each start of an agent compiles for 0.6 s, measured.
 # The types beside the tests, because mypy has use for one core only; and once more at the end, where a failure is looked for.
 test: style test-packages
-	@$(MAKE) --jobs 2 --keep-going types run-tests || { status=$$?; $(MAKE) types; exit $$status; }
+	@$(PY) tests/left_behind.py $(MAKE) --jobs 2 --keep-going types run-tests || { status=$$?; $(MAKE) types; exit $$status; }
 
 # What `make test` leaves out; tests/conftest.py lists it.
 test-all: test-packages
@@ -96,7 +96,8 @@ test-packages: $(STAMP)
 
 WHICH ?= not long
 run-tests: $(STAMP)
-	@$(PY) -m pytest -n $(WORKERS) --dist worksteal --timeout $(TEST_TIMEOUT) -m '$(WHICH)' $(PYTEST_ARGS)
+	@$(PY) -m pytest -n $(WORKERS) --dist worksteal --timeout $(TEST_TIMEOUT) -m '$(WHICH)' \
+		$(if $(TEST_TEMPORARY),--basetemp=$(TEST_TEMPORARY)) $(PYTEST_ARGS)
 
 demo: $(STAMP)
 	@$(PY) demo/demo.py

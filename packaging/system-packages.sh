@@ -22,10 +22,9 @@ want libsystemd-dev test -e /usr/include/systemd/sd-bus.h
 want ca-certificates test -e /etc/ssl/certs/ca-certificates.crt
 want procps command -v ps
 
-install() { # install PACKAGE...: quietly; the status is apt-get's
+install() { # install PACKAGE...: no service of theirs is enabled or started; the status is apt-get's
     echo "== apt-get install $*"
-    export DEBIAN_FRONTEND=noninteractive
-    apt-get -qq update </dev/null && apt-get -qq install -y --no-install-recommends "$@" </dev/null >/dev/null
+    "$(dirname "$0")/install-packages.sh" "$@"
 }
 
 if [ -n "$missing" ] && ! command -v apt-get >/dev/null; then

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -17,10 +18,10 @@ from tests.waiting import until
 
 USER = 20001
 _PROGRAM = f"""
-import ctypes, mmap, os, signal, struct, sys, tempfile
+import ctypes, mmap, os, signal, struct, sys
 libc = ctypes.CDLL(None)
 os.path.exists("/dev/fuse") and libc.unshare(0x20000) == 0 or sys.exit("no /dev/fuse")
-device, place = os.open("/dev/fuse", os.O_RDWR), tempfile.mkdtemp()
+device, place = os.open("/dev/fuse", os.O_RDWR), sys.argv[1]
 libc.mount(None, b"/", None, 1 << 18 | 1 << 14, None)
 options = b"fd=%d,rootmode=40000,user_id=0,group_id=0" % device
 libc.mount(b"never", place.encode(), b"fuse", 0, options) == 0 or sys.exit("no mount")
@@ -66,7 +67,10 @@ mmap.mmap(again, 4096, mmap.MAP_PRIVATE)
 def process_that_cannot_be_read() -> Iterator[int]:
     """Its pid."""
     words = ["/usr/bin/python3", "-I", "-S", "-c", _PROGRAM]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with (
+        tempfile.TemporaryDirectory() as place,
+        subprocess.Popen([*words, place], stdout=subprocess.PIPE, text=True, start_new_session=True) as process,
+    ):
         assert process.stdout is not None
         try:
             if process.stdout.readline() != "ready\n":

@@ -27,6 +27,8 @@ FULL = 32 << 10
 """Bytes of input at most: they must fit into an empty pipe of 64 KiB."""
 KILL_WAIT = 1.0
 """Seconds in which a killed process should have ended."""
+LAST_WAIT = 0.1
+"""Seconds that the end of the loop waits for a killed process."""
 
 
 def find_program(program: str, environment: Mapping[str, str]) -> str | None:
@@ -68,7 +70,7 @@ class Child:
     def let_go(self) -> None:
         """For the end of the loop, after :meth:`kill`: it is reaped if it dies at once."""
         if not self.ended.done():
-            _readable(self._pidfd, 100)
+            _readable(self._pidfd, int(LAST_WAIT * 1000))
             self._reap()
 
     def _reap(self) -> None:

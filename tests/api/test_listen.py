@@ -46,8 +46,8 @@ def test_without_the_right_to_give_it_away_it_is_roots(tmp_path: Path) -> None:
     other = next(one.gr_name for one in grp.getgrall() if one.gr_gid not in (0, *os.getgroups()))
     script = "import sys; from pathlib import Path; from mpsagent.system import listen\n"
     script += "listen.bind_administrators(Path(sys.argv[1]), sys.argv[2])"
-    command = ["setpriv", "--bounding-set", "-chown", sys.executable, "-c", script, str(tmp_path / "s"), other]
-    subprocess.run(command, check=True)
+    without = ["setpriv", "--inh-caps", "-chown", "--bounding-set", "-chown"]
+    subprocess.run([*without, sys.executable, "-c", script, str(tmp_path / "s"), other], check=True)
     assert stat.S_IMODE((tmp_path / "s-admin").stat().st_mode) == 0o600
 
 

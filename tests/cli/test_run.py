@@ -101,7 +101,8 @@ class Terminal:
         self.pid, self.fd = pty.fork()
         if not self.pid:
             os.chdir(REPOSITORY)
-            os.execvp("bash", ["bash", "--norc", "--noprofile", "-i"])
+            environment = {**os.environ, "HISTFILE": ""}
+            os.execvpe("bash", ["bash", "--norc", "--noprofile", "-i"], environment)
         self.seen = ""
         self.types("PS1=; set +o emacs; run() { %s \"$@\"; }; echo be''gin" % " ".join(command(path)))
         self.shows("begin")
@@ -199,3 +200,15 @@ def test_its_start_is_cheap(tmp_path: Path) -> None:
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "mpsagent.cli.program" in loaded
     assert {"click", "pathlib", "mpsagent.cli.pages"} & loaded == set()
+
+
+def test_the_shell_of_these_tests_writes_into_no_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lines stood in root's history after `make test`."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    one = Terminal(tmp_path)
+    one.types("exit")
+    os.waitpid(one.pid, 0)
+    os.close(one.fd)
+    assert os.listdir(home) == []

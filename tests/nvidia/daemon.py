@@ -36,7 +36,7 @@ print(ctypes.CDLL(sys.argv[2]).cuInit(0))
 
 
 # NVIDIA's libcuda makes /dev/nvidiactl where there is none, when root runs it, and leaves it behind.
-WITHOUT_DEVICE_FILES = ["setpriv", "--bounding-set", "-mknod"] if os.geteuid() == 0 else []
+WITHOUT_DEVICE_FILES = ["setpriv", "--inh-caps", "-mknod", "--bounding-set", "-mknod"] if os.geteuid() == 0 else []
 
 
 def as_user(uid: int) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mpsagent.system import control_search, store
+from mpsagent.system import control_search, spawn, store
 from tests import coroutines
 
 Play = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -24,6 +24,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that is busy with other tests is not one that hangs."""
     monkeypatch.setattr(control_search, "PROOF_DEADLINE", 45.0)
     monkeypatch.setattr(store, "FAREWELL", 45.0)
+    monkeypatch.setattr(spawn, "LAST_WAIT", 45.0)
 
 
 @pytest.fixture
