@@ -15,7 +15,7 @@ from typing import Any
 from mpsagent.core import inputs as inp
 from mpsagent.core import usage
 from mpsagent.core.engine import Core
-from mpsagent.core.ladder import Rung
+from mpsagent.core.ladder import begun
 from mpsagent.core.turn_memory import Memory
 from mpsagent.core.view import Turn
 from mpsagent.policy import parse, values
@@ -26,7 +26,7 @@ LEASE = "lease"
 """The number of the last lease, of all instances; everything else is one instance's."""
 CLOCK = "clock"
 """What the times of all instances are of, see :mod:`mpsagent.agent.clock`."""
-TIMES = ("turn", "served", "suspended", "usage", "leases", "drain")
+TIMES = ("turn", "served", "suspended", "usage", "leases", "drain", "ending")
 SINCE_1970 = 1e8
 """Floats of this size are times."""
 MOST = 1000
@@ -57,9 +57,8 @@ def _moved(value: Any, by: float) -> Any:
 
 
 def ending_rows(core: Core) -> list[list[Any]]:
-    """Who is being ended, so that the next agent goes on with it and asks MPS nothing twice."""
-    climbs = [c for lane in core.memories.lanes.values() for c in lane.ladder.climbs.values()]
-    return [[c.pid, c.start, c.uid, c.reason, c.rule, c.asked or c.rung > Rung.TERMINATE] for c in climbs]
+    """Return the clients that are being ended, so that the next agent continues and asks MPS nothing twice."""
+    return [list(one) for lane in core.memories.lanes.values() for one in begun(lane.ladder)]
 
 
 def turn_row(core: Core) -> list[Any] | None:
@@ -170,8 +169,8 @@ def ending(kept: Mapping[str, Any], now: float) -> inp.Resumed:
     rows = kept.get("ending")
     for row in rows[:MOST] if isinstance(rows, list) else ():
         with suppress(*_DAMAGED):
-            pid, start, uid, reason, rule, asked = row
-            found.append((int(pid), int(start), int(uid), str(reason), str(rule), bool(asked)))
+            pid, start, uid, reason, rule, step, at = row
+            found.append(inp.Begun(int(pid), int(start), int(uid), str(reason), str(rule), str(step), _number(at)))
     return inp.Resumed(now, tuple(found))
 
 

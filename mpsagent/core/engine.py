@@ -308,12 +308,17 @@ class Core:
         self._remember(name, decision.memory, lane)
         return decision
 
-    def _take(self, request: EndClient, now: float) -> None:
-        """The ladder takes up a request."""
-        client = self.state.clients.get(request.pid)
+    def _take(self, wanted: EndClient | inp.Begun, now: float) -> None:
+        """Put a client on the ladder of its lane."""
+        client = self.state.clients.get(wanted.pid)
         lane = None if client is None else client.lane
         try:
-            self._remember("ladder", ladder.take(self.view(lane), self._of(lane).ladder, request, now), lane)
+            view, memory = self.view(lane), self._of(lane).ladder
+            if isinstance(wanted, inp.Begun):
+                memory = ladder.resume(view, memory, wanted, _section(wanted.rule), now)
+            else:
+                memory = ladder.take(view, memory, wanted, now)
+            self._remember("ladder", memory, lane)
         except Exception as error:
             self._mistakes.append(("ladder", error))
 
@@ -352,12 +357,8 @@ class Core:
         if isinstance(event, inp.EndOrdered):
             self._end_client(event, now)
         elif isinstance(event, inp.Resumed):
-            for pid, start, uid, reason, rule, asked in event.ending:
-                section = _section(rule)
-                again = EndClient(
-                    pid=pid, start=start, uid=uid, reason=reason, rule=rule, section=section, signals_only=asked
-                )
-                self._take(again, now)
+            for begun in event.ending:
+                self._take(begun, now)
         elif isinstance(event, inp.RestartOrdered):
             return [one for lane in self.state.lanes for one in self._restart(event, lane)]
         elif isinstance(event, inp.Of) and isinstance(event.what, inp.RestartOrdered):

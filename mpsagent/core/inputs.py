@@ -239,11 +239,24 @@ class LeaseEnded(NamedTuple):
     by: int | None = None
 
 
+class Begun(NamedTuple):
+    """A client that an earlier agent had begun to end. ``step``: ``hook``, its hook ran; ``terminate``, MPS was to be
+    asked next; ``asked``, MPS was asked. ``at``: when that step began."""
+
+    pid: int
+    start: int
+    uid: int
+    reason: str
+    rule: str
+    step: str
+    at: float
+
+
 class Resumed(NamedTuple):
-    """Clients that an earlier agent had begun to end: (pid, start, uid, reason, rule, whether MPS was asked)."""
+    """The clients that an earlier agent had begun to end."""
 
     at: float
-    ending: tuple[tuple[int, int, int, str, str, bool], ...]
+    ending: tuple[Begun, ...]
 
 
 # --- of one of several lanes ------------------------------------------------------------------------------------------

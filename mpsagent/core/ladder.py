@@ -1,9 +1,10 @@
 """The ladder: how one client is ended without hurting another.
 
-``terminate_client`` first; a signal to a client with a kernel in flight is a fault for all its neighbours, and after
-``terminate_client`` it is not (recording 03, Q5). Then SIGTERM, ``kill_grace``, SIGKILL. For a client with a sticky
-error, and when its server has gone, there is nothing left to protect and ``terminate_client`` would block the daemon
-(recording 03, Q4): the ladder starts at SIGTERM.
+``terminate_client`` first; a signal to a client with a kernel in flight is a fault for all its neighbours (recording
+03, Q5). MPS answers before the client's work has left the GPU, and on a busy GPU a signal 3 ms after the answer is
+still a fault (recording 16), so ``SETTLE`` seconds follow. Then SIGTERM, ``kill_grace``, SIGKILL. For a client with a
+sticky error, and when its server has gone, there is nothing left to protect and ``terminate_client`` would block the
+daemon (recording 03, Q4): the ladder starts at SIGTERM.
 
 One client at a time is asked: the daemon is single-threaded and a stopped client blocks it until it dies, so a second
 request would not be heard, and a signal after a request that was not heard is a signal first.
@@ -12,17 +13,21 @@ request would not be heard, and a signal after a request that was not heard is a
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from mpsagent.core import actions as act
+from mpsagent.core.inputs import Begun
 from mpsagent.core.model import Status
 from mpsagent.core.rule import Decision, EndClient, Section
 from mpsagent.core.view import Ending, View
 
 GIVE_UP = 30.0
 """Seconds after SIGKILL until a process that still exists is reported as unkillable (stuck in the driver)."""
+SETTLE = 0.5
+"""Seconds from MPS's answer to ``terminate_client`` until the process may be signalled: its work leaves the GPU in that
+time, however busy the GPU is."""
 ASK_AGAIN = 1.0
 """Seconds until a ``terminate_client`` that could not be delivered is tried again."""
 
@@ -30,9 +35,10 @@ ASK_AGAIN = 1.0
 class Rung(IntEnum):
     HOOK = 0
     TERMINATE = 1
-    SIGTERM = 2
-    SIGKILL = 3
-    UNKILLABLE = 4
+    SETTLE = 2
+    SIGTERM = 3
+    SIGKILL = 4
+    UNKILLABLE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +77,27 @@ class Memory:
 def ending(memory: Memory) -> Mapping[int, Ending]:
     """For the other rules: who is on the way out."""
     return {
-        pid: Ending(pid, c.blocks and c.rung < Rung.UNKILLABLE, c.rung > Rung.TERMINATE, c.at, c.reason)
+        pid: Ending(
+            pid, c.blocks and c.rung < Rung.UNKILLABLE, c.rung > Rung.TERMINATE, c.at, c.reason, c.rung is Rung.HOOK
+        )
         for pid, c in memory.climbs.items()
     }
 
 
 def take(view: View, memory: Memory, request: EndClient, now: float) -> Memory:
-    """Put a client on the ladder; one that is on it already stays where it is, unless it now may be signalled. A
-    process that has ended, or is another one than was meant, is not put on it."""
+    """Put a client on the ladder. One that is on it already stays where it is, unless it now may be signalled, or its
+    hook is no longer waited for. A process that has ended, or is another one than was meant, is not put on it."""
     if not view.is_alive(request.pid, request.start) or view.state.clients[request.pid].uid != request.uid:
         return memory
     rules, policy, known = view.rules(request.uid), view.policy, memory.climbs.get(request.pid)
     if request.section != "order" and not getattr(rules, f"enforce_{request.section}"):
         return memory
     if known is not None and known.start == request.start:
-        if not request.signals_only or known.rung >= Rung.SIGTERM:
-            return memory
-        return Memory({**memory.climbs, request.pid: known.to(Rung.SIGTERM, now)})
+        if request.signals_only and known.rung < Rung.SETTLE:
+            return _with(memory, known.to(Rung.SIGTERM, now))
+        if not request.hook and known.rung is Rung.HOOK:
+            return _with(memory, known.to(Rung.TERMINATE, now))
+        return memory
     program = rules.before_end_hook if request.hook and not request.signals_only else None
     rung = Rung.SIGTERM if request.signals_only else Rung.TERMINATE
     climb = Climb(
@@ -104,7 +114,40 @@ def take(view: View, memory: Memory, request: EndClient, now: float) -> Memory:
         hook=program,
         hook_deadline=policy.hook_deadline,
     )
-    return Memory({**memory.climbs, request.pid: climb})
+    return _with(memory, climb)
+
+
+def _with(memory: Memory, climb: Climb) -> Memory:
+    return Memory({**memory.climbs, climb.pid: climb})
+
+
+def begun(memory: Memory) -> Iterator[Begun]:
+    """Yield the facts about each client on the ladder that the next agent needs. ``asked`` has a meaning only together
+    with the rung: on the first one the hook was started, and a request that was not delivered was not asked."""
+    for climb in memory.climbs.values():
+        was_asked = climb.rung > Rung.TERMINATE or (climb.asked and climb.again_at is None)
+        step = "hook" if climb.rung is Rung.HOOK else "asked" if was_asked else "terminate"
+        yield Begun(climb.pid, climb.start, climb.uid, climb.reason, climb.rule, step, climb.at)
+
+
+def resume(view: View, memory: Memory, one: Begun, section: Section, now: float) -> Memory:
+    """Put a client on the ladder that an earlier agent had begun to end. A hook is started again, with the rest of its
+    deadline. MPS is asked unless the earlier agent had asked it: a second request would block the daemon (X8). The time
+    of the answer is not known, so ``SETTLE`` begins now."""
+    request = EndClient(
+        pid=one.pid, start=one.start, uid=one.uid, reason=one.reason, rule=one.rule, section=section,
+        hook=one.step == "hook",
+    )  # fmt: skip
+    taken = take(view, memory, request, now)
+    climb = taken.climbs.get(one.pid)
+    if climb is None or climb is memory.climbs.get(one.pid):
+        return taken
+    if one.step == "asked":
+        return _with(taken, climb.to(Rung.SETTLE, now))
+    since = min(now, one.at)
+    if climb.rung is Rung.HOOK:
+        return _with(taken, replace(climb, hook_deadline=max(0.0, since + climb.hook_deadline - now)))
+    return _with(taken, replace(climb, at=since))
 
 
 def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
@@ -140,8 +183,6 @@ def _may_ask(view: View, climb: Climb, now: float) -> tuple[bool | None, int | N
     """Whether ``terminate_client`` can be sent now, and to which server; None when there is nothing to protect and
     signals come first. That a client has no context, or its server a fault, is not taken from a log alone."""
     state, client = view.state, view.state.clients[climb.pid]
-    if client.terminated and not climb.blocks:
-        return None, climb.server  # asked a second time, the daemon would wait until it exits
     server, known = view.works_on(client, climb.at)
     if server is None:
         over = known or not view.control_alive or now >= climb.at + climb.deadline
@@ -166,6 +207,10 @@ def _step(view: View, climb: Climb, now: float, busy: bool) -> tuple[Climb, list
         climb, made, at = _terminate(view, climb, now, busy)
         if climb.rung is Rung.TERMINATE:
             return climb, made, at
+    if climb.rung is Rung.SETTLE:
+        if now < climb.at + SETTLE:
+            return climb, [], climb.at + SETTLE
+        climb = climb.to(Rung.SIGTERM, now)
     if climb.rung is Rung.SIGTERM:
         # A stopped process cannot act on SIGTERM, and the daemon may be waiting for it.
         own = view.state.clients[climb.pid].frozen is None  # one that is frozen is just being thawed
@@ -188,6 +233,9 @@ def _step(view: View, climb: Climb, now: float, busy: bool) -> tuple[Climb, list
 
 def _terminate(view: View, climb: Climb, now: float, busy: bool) -> tuple[Climb, list[act.Action], float | None]:
     """The first rung; on the next one when it is done with."""
+    terminated = view.state.clients[climb.pid].terminated
+    if terminated is not None and not climb.blocks:  # asked a second time, the daemon would wait until it exits
+        return climb.to(Rung.SETTLE, terminated), [], None
     may, server = _may_ask(view, climb, now)
     if may is None:
         return climb.to(Rung.SIGTERM, now), [], None
@@ -255,7 +303,7 @@ def _unkillable(climb: Climb) -> act.Report:
 
 
 def note(memory: Memory, done: act.Done) -> Memory:
-    """An answered ``terminate_client`` (or one over its deadline) and a finished hook free the next rung at once."""
+    """Move a client on when its ``terminate_client`` was answered or is over its deadline, or its hook has ended."""
     action = done.action
     if isinstance(action, act.TerminateClient):
         climb = memory.climbs.get(action.pid)
@@ -263,14 +311,15 @@ def note(memory: Memory, done: act.Done) -> Memory:
             return memory
         if done.ok or done.at >= climb.at + climb.deadline:
             moved = replace(climb, blocks=not done.ok)
-            moved = moved.to(Rung.SIGTERM, done.at) if climb.rung is Rung.TERMINATE else moved
+            following = Rung.SETTLE if done.ok else Rung.SIGTERM
+            moved = moved.to(following, done.at) if climb.rung is Rung.TERMINATE else moved
         else:
             moved = replace(climb, blocks=False, again_at=done.at + ASK_AGAIN)
-        return Memory({**memory.climbs, climb.pid: moved})
+        return _with(memory, moved)
     if isinstance(action, act.RunHook):
         pid = action.subject.get("pid")
         climb = memory.climbs.get(pid) if isinstance(pid, int) else None
         if climb is None or climb.rung is not Rung.HOOK:
             return memory
-        return Memory({**memory.climbs, climb.pid: climb.to(Rung.TERMINATE, done.at)})
+        return _with(memory, climb.to(Rung.TERMINATE, done.at))
     return memory

@@ -171,8 +171,8 @@ class Client:
     detached: float | None = None
     """When it had left its server, while the process lives on: confirmed by MPS's own lists, or by the end of the
     control daemon."""
-    terminated: bool = False
-    """``terminate_client`` was answered for it. Asked again, the daemon answers nothing until it exits (X8)."""
+    terminated: float | None = None
+    """When ``terminate_client`` was answered for it. Asked again, the daemon answers nothing until it exits (X8)."""
     outcome: Outcome = Outcome.OK
     """What is known so far of how it will have ended."""
     lease: int | None = None

@@ -274,8 +274,8 @@ def _front_end(state: State, event: inp.GateSaid[link.FrontEnd], out: Out) -> St
     match said.command.split():
         case ["terminate_client", _, pid] if said.uid == 0 and not said.refused and pid.isdecimal():
             client = state.clients.get(int(pid[:10]))
-            if client is not None:
-                return replace(state, clients={**state.clients, client.pid: replace(client, terminated=True)})
+            if client is not None and client.terminated is None:
+                return replace(state, clients={**state.clients, client.pid: replace(client, terminated=event.at)})
     return state
 
 
@@ -430,7 +430,8 @@ def _done(state: State, event: Done, out: Out) -> State:
         client = state.clients.get(action.pid)
         if client is not None and client.peer.start == action.start:
             outcome = Outcome.ENDED if client.outcome is Outcome.OK else client.outcome
-            terminated = client.terminated or isinstance(action, TerminateClient)
+            answered = client.terminated is None and isinstance(action, TerminateClient)
+            terminated = event.at if answered else client.terminated
             ended = replace(client, outcome=outcome, terminated=terminated)
             return replace(state, clients={**state.clients, action.pid: ended})
     return state

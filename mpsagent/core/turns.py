@@ -32,6 +32,7 @@ from dataclasses import replace
 
 from mpsagent.core import actions as act
 from mpsagent.core import transitions as tr
+from mpsagent.core.ladder import SETTLE
 from mpsagent.core.pause import may_freeze
 from mpsagent.core.pause_room import deadlines, ends, no_room, pausable
 from mpsagent.core.rule import Decision, EndClient
@@ -65,7 +66,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         until = following(m)
     if m.memory.turn is not None:
         end = ends(m.view, m.turn)
-        by = None if end is None else _signalled(m, end) + m.view.rules(m.turn.uid).kill_grace
+        by = None if end is None else _signalled(m, end) + SETTLE + m.view.rules(m.turn.uid).kill_grace
         m.remember(turn=replace(m.turn, ends=end, over=by, no_room=no_room(m.view, m.turn)))
     return Decision(m.memory, tuple(m.actions), tuple(m.requests), tuple(m.told), until)
 
@@ -275,7 +276,7 @@ def _ending(m: Moment) -> float | None:
 
 
 def _signalled(m: Moment, end: float) -> float:
-    """When processes that are still there are signalled, of a turn that ends at ``end``."""
+    """Return when processes that MPS has not been asked to end are signalled, for a turn that ends at ``end``."""
     policy = m.view.policy
     return end + policy.hang_terminate + (policy.hook_deadline if m.view.rules(m.turn.uid).before_end_hook else 0.0)
 

@@ -28,15 +28,16 @@ MOST_REMEMBERED = 1000
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """A client that is being ended. ``blocks``: ``terminate_client`` has been sent for it and not been answered, so the
-    control daemon waits for it. ``signalled``: it is past that. ``at``: when its present step began.
-    ``reason``: why."""
+    """A client that is being ended. ``hook``: the policy's program runs first. ``blocks``: ``terminate_client`` has
+    been sent for it and not been answered, so the control daemon waits for it. ``signalled``: it is past that. ``at``:
+    when its present step began. ``reason``: why."""
 
     pid: int
     blocks: bool
     signalled: bool
     at: float = 0.0
     reason: str = ""
+    hook: bool = False
 
 
 Phase = Literal["idle", "open", "contested", "warned", "late", "pausing", "ending", "shut"]

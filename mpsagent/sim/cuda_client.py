@@ -4,6 +4,7 @@
     alloc MIB [SECONDS]     allocate, then stay
     sleep SECONDS           a little work every 50 ms; SIGUSR1 ends it early, and well
     spin SECONDS            one long kernel
+    train SECONDS           kernels without a pause; after an error it takes its time to leave
     oob SECONDS             after that time an illegal access
     mind SECONDS [1]        a kernel of 5 ms every 50 ms, a line every 0.25 s; with 1 also after its first error
     duty PART SECONDS       a kernel for that part of each 0.1 s, and at the end how long kernels ran
@@ -31,6 +32,8 @@ import time
 from mpsagent.sim import gpu, limits, registry, rendezvous, wire
 
 SUCCESS = "CUDA_SUCCESS"
+_EXCEPTION = 1.0
+"""Seconds from an error to the end of a program in Python."""
 _ERRORS = {
     805: "MPS_CONNECTION_FAILED", 806: "MPS_RPC_FAILURE", rendezvous.NOT_READY: "MPS_SERVER_NOT_READY",
     808: "MPS_MAX_CLIENTS_REACHED",
@@ -377,6 +380,17 @@ def _spin(cuda: Cuda, seconds: float, _: float) -> int:
     return 0 if result == SUCCESS else 16
 
 
+def _train(cuda: Cuda, seconds: float, _: float) -> int:
+    cuda.say("launch cudaSuccess")
+    end, last = time.monotonic() + seconds, SUCCESS
+    while time.monotonic() < end and last == SUCCESS and not cuda.enough:
+        last = cuda.kernel(0.5)
+    cuda.say(f"work now {last}")
+    if last != SUCCESS:
+        time.sleep(_EXCEPTION)
+    return 0 if last == SUCCESS else 16
+
+
 def _oob(cuda: Cuda, seconds: float, _: float) -> int:
     cuda.wait(seconds)
     cuda.say("oob launch cudaSuccess")
@@ -477,5 +491,6 @@ def _limit(cuda: Cuda, step: float, _: float) -> int:
 
 _MODES = {
     "query": _query, "alloc": _alloc, "sleep": _sleep, "spin": _spin, "oob": _oob, "work": _work, "two": _two,
-    "limit": _limit, "mind": _mind, "duty": _duty, "fault": _fault, "contexts": _contexts, "leave": _leave,
+    "train": _train, "limit": _limit, "mind": _mind, "duty": _duty, "fault": _fault, "contexts": _contexts,
+    "leave": _leave,
 }  # fmt: skip

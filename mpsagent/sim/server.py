@@ -227,6 +227,9 @@ class Server:
                 wire.send(link.lines.connection, "TERMINATE")
 
     def terminated(self, link: Link) -> None:
+        if link.kernel:
+            others = sum(one.kernel and one.device == link.device for one in self._contexts() if one is not link)
+            link.leaves_at = time.monotonic() + self.delays.leaving(others)
         link.terminating = link.kernel = False
         self.log.write(texts.TERMINATED)
         self.tell_neighbours(link, "GO")
@@ -407,7 +410,7 @@ class Server:
             del self.clients[client.pid]
         self.note_work()
         self.log.write(texts.LOST.format(pid=client.pid, context=link.number))
-        kernel = link.kernel
+        kernel = link.kernel or time.monotonic() < link.leaves_at
         if link.terminating:
             self.terminated(link)
         count = sum(one.device == link.device for one in self._contexts())  # on this device (real M1)

@@ -19,6 +19,8 @@ class Link:
         self.kernel = False  # a kernel is in flight
         self.sticky = False
         self.terminating = False  # asked to exit, no answer yet
+        self.leaves_at = 0.0
+        """When the last of its work has left the GPU, after its end was answered."""
 
 
 class Client:

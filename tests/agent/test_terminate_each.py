@@ -64,3 +64,18 @@ def test_a_user_ends_the_own_ones_alone_and_a_program_those_below_it(stage: Stag
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert other.rc is None
+
+
+def test_ended_now_they_do_not_wait_for_a_hook_that_hangs(stage: Stage) -> None:
+    """The second order did nothing: a job that was cancelled lived on until the deadline of the hook."""
+    hook = stage.place / "hook"
+    hook.write_text("#!/bin/sh\nexec sleep 600\n")
+    hook.chmod(0o755)
+    agent = stage.with_agent(f"[hooks]\nbefore_end = '{hook}'\ndeadline = '9m'\n")
+    assert agent.api.order("lease", uid=A, threads=50, until="1h", name="one")[0] == 200
+    client = stage.client(A, "mind", 600)
+    client.known()
+    agent.api.order("terminate-each", job="one")
+    stage.record("action", action="RunHook")
+    assert agent.api.order("terminate-each", job="one", now=True)[0] == 200
+    assert client.ended() is not None

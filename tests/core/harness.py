@@ -15,9 +15,9 @@ from typing import Any
 
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
+from mpsagent.core import ladder
 from mpsagent.core import transitions as tr
 from mpsagent.core.engine import Core, Step
-from mpsagent.core.ladder import Rung
 from mpsagent.core.model import Key
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Device, Limits
@@ -25,7 +25,7 @@ from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
 from mpsagent.wire import link
-from tests.core.toy import Clock, Gate, Mps, Proc, Way
+from tests.core.toy import LEAVES, Clock, Gate, Mps, Proc, Way
 
 GIB = 1 << 30
 H200 = Device(0, "GPU-0", "NVIDIA H200", 140 * GIB, 132)
@@ -99,12 +99,14 @@ class Stage:
         self.procs: dict[int, Proc] = {}
         self.lines: dict[Key, list[ev.Line]] = {}
         """What control.log and server.log of a lane hold since the last start of its daemon."""
-        self.kept: list[tuple[int, int, int, str, str, bool]] = []
+        self.kept: tuple[inp.Begun, ...] = ()
         self.front_end_fails = False
         self.start_fails = False
         self.open_fails = ""
         """Why no lane can be made."""
         self.unkillable = False
+        self.hook_takes = 0.01
+        """Seconds that a hook runs."""
         self.silent: set[Key] = set()
         self.gate_deaf = False
         self.forging = False
@@ -150,7 +152,7 @@ class Stage:
 
     def start_agent(self) -> None:
         """A new agent: what it finds, what the logs say, then the gate."""
-        self.core, kept = (core := Core()), tuple(self.kept)
+        self.core, kept = (core := Core()), self.kept
         self.thaw()  # as every agent begins
         found: list[inp.Input] = [
             inp.PolicyChanged(self.now, self.policy),
@@ -172,7 +174,7 @@ class Stage:
         self.core, self.link = None, 0
         self._commands.clear()
 
-    def connect(self, kept: tuple[tuple[int, int, int, str, str, bool], ...] = ()) -> None:
+    def connect(self, kept: tuple[inp.Begun, ...] = ()) -> None:
         self.link = number = next(self._links)
         for one in self.gate.sync():
             self._soon(number, one)
@@ -204,11 +206,7 @@ class Stage:
             raise AssertionError("decided twice at the same time")
         deadline = core.deadline()
         assert deadline is None or deadline > self.now, (deadline, self.now)
-        self.kept = [
-            (c.pid, c.start, c.uid, c.reason, c.rule, c.asked or c.rung > Rung.TERMINATE)
-            for lane in core.memories.lanes.values()
-            for c in lane.ladder.climbs.values()
-        ]
+        self.kept = tuple(one for lane in core.memories.lanes.values() for one in ladder.begun(lane.ladder))
         for action in step.actions:
             assert action.reason, action
             assert "None" not in action.reason, action
@@ -256,7 +254,10 @@ class Stage:
                 assert not self.daemons[action.uid].control, "a lane is taken away under its control daemon"
                 del self.daemons[action.uid], self.gate.ways[action.uid]
                 self.after(0.02, lambda: self._answer(action, True))
-            case act.RunHook() | act.Tell():
+            case act.RunHook():
+                core = self.core
+                self.after(self.hook_takes, lambda: self._answer(action, True) if self.core is core else None)
+            case act.Tell():
                 self.after(0.01, lambda: self._answer(action, True))
             case act.Report():
                 pass
@@ -478,7 +479,7 @@ class Stage:
             mps.blocked_by = proc
             self.after(limit - self.now, lambda: self._finish(core, action, False, "silent"))
             return
-        proc.terminated = True
+        proc.terminated, proc.free_at = True, self.now + 0.008 + LEAVES
         self.after(0.008, lambda: self._finish(core, action, True))
 
     def _reconcile(self, core: Core, mps: Mps, action: act.Reconcile) -> None:

@@ -11,7 +11,7 @@ from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
 from mpsagent.mps import events as ev
 from mpsagent.wire import link
-from tests.core.harness import ALICE, PATIENT, POLICY, Stage
+from tests.core.harness import ALICE, BOB, PATIENT, POLICY, Stage
 from tests.core.toy import Proc
 
 both = pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
@@ -64,7 +64,8 @@ def test_a_plain_signal_would_have_hurt_the_neighbour() -> None:
 
 @both
 def test_the_steps_and_their_times(shared: bool) -> None:
-    """terminate_client, SIGTERM when it is answered, kill_grace, SIGKILL, and a report when even that does not help."""
+    """terminate_client, SIGTERM half a second after its answer, kill_grace, SIGKILL, and a report when even that does
+    not help."""
     stage = Stage(PATIENT, shared=shared).up()
     victim = stage.client(ALICE, stubborn=True)
     stage.run(1)
@@ -72,7 +73,7 @@ def test_the_steps_and_their_times(shared: bool) -> None:
     began = stage.now
     order(stage, victim)
     stage.run(60)
-    assert steps(stage, began) == [(0.0, "terminate"), (0.0, "SIGTERM"), (5.0, "SIGKILL")]
+    assert steps(stage, began) == [(0.0, "terminate"), (0.5, "SIGTERM"), (5.5, "SIGKILL")]
     assert len(stage.reports("client.unkillable")) == 1
 
 
@@ -170,6 +171,79 @@ def test_the_next_agent_goes_on_where_the_last_one_was() -> None:
     assert len(stage.actions(act.TerminateClient)) == before
     assert victim.pid not in stage.procs
     assert stage.working(asked)
+
+
+def test_a_restart_during_a_hook_sends_no_signal_to_a_working_client() -> None:
+    """The flag of the hook that ran was kept as "MPS was asked": SIGTERM in the middle of a kernel hurt every neighbour
+    on the server. The hook gets the rest of its deadline."""
+    stage = Stage(HOOK + 'deadline = "30s"\n', together=True).up()
+    stage.hook_takes = 20.0
+    victim, bob = stage.client(ALICE), stage.client(BOB)
+    stage.run(1)
+    began = stage.now
+    order(stage, victim, at_once=False)
+    stage.run(5)
+    stage.kill_agent()
+    stage.run(1)
+    stage.start_agent()
+    stage.run(40)
+    hooks = stage.actions(act.RunHook)
+    assert [one.deadline for one in hooks] == [30.0, pytest.approx(24.0, abs=0.1)]
+    assert [name for _, name in steps(stage, began)][:2] == ["terminate", "SIGTERM"]
+    assert steps(stage, began)[0][0] > 20.0, "the hook was cut short"
+    assert victim.pid not in stage.procs
+    assert stage.mps.hurt == set()
+    assert stage.working(bob)
+
+
+def test_a_restart_after_a_request_that_was_not_delivered_asks_mps() -> None:
+    """It was kept as asked, and SIGTERM came first."""
+    stage = Stage(PATIENT, together=True).up()
+    victim, bob = stage.client(ALICE), stage.client(BOB)
+    stage.run(1)
+    stage.front_end_fails = True
+    began = stage.now
+    order(stage, victim)
+    stage.run(0.5)
+    stage.kill_agent()
+    stage.front_end_fails = False
+    stage.start_agent()
+    stage.run(5)
+    assert [name for _, name in steps(stage, began)] == ["terminate", "terminate", "SIGTERM"]
+    assert stage.mps.hurt == set()
+    assert stage.working(bob)
+
+
+def test_a_restart_after_the_answer_leaves_the_client_its_time() -> None:
+    """Its work is still on the GPU, and no agent knows when MPS answered."""
+    stage = Stage(PATIENT, together=True).up()
+    victim, bob = stage.client(ALICE), stage.client(BOB)
+    stage.run(1)
+    began = stage.now
+    order(stage, victim)
+    stage.run(0.1)
+    assert [name for _, name in steps(stage, began)] == ["terminate"]
+    stage.kill_agent()
+    stage.start_agent()
+    stage.run(5)
+    assert [name for _, name in steps(stage, began)] == ["terminate", "SIGTERM"]
+    assert stage.mps.hurt == set()
+    assert stage.working(bob)
+
+
+def test_an_order_to_end_a_client_now_does_not_wait_for_its_hook() -> None:
+    """It did nothing while the hook hung."""
+    stage = Stage(HOOK + 'deadline = "60s"\n').up()
+    stage.hook_takes = 60.0
+    victim = stage.client(ALICE)
+    stage.run(1)
+    order(stage, victim, at_once=False)
+    stage.run(2)
+    began = stage.now
+    order(stage, victim)
+    stage.run(2)
+    assert steps(stage, began)[0] == (0.0, "terminate")
+    assert victim.pid not in stage.procs
 
 
 def test_the_hook_comes_first_and_has_a_deadline() -> None:

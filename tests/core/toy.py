@@ -25,6 +25,7 @@ GREETING = 0.002  # limits set and read back
 START = 0.15  # Starting new server to Ready
 EXIT = 0.055  # an idle server's exit
 SECOND = 0.001  # from a client's channel to its first context
+LEAVES = 0.3  # from the answer of terminate_client until the client's work has left a busy GPU
 GIVE_UP = 40.0  # the gate waits so long for the daemon's answer
 
 Process = tuple[int, int]
@@ -49,6 +50,8 @@ class Proc:
     contexts: int = 1
     cgroup: str | None = None
     terminated: bool = False
+    free_at: float = 0.0
+    """When its work has left the GPU, after ``terminate_client``."""
     server: Server | None = None
     dead: bool = False
     hollow: float = 0.0
@@ -281,9 +284,10 @@ class Mps:
             self.log(ev.FaultClient(self.clock.now, server.pid, pid))
 
     def signalled(self, proc: Proc) -> None:
-        """A signal that ends a client with a kernel in flight is a fault for its neighbours."""
+        """A signal that ends a client with work on the GPU is a fault for its neighbours."""
         server = proc.server
-        if server is not None and proc.made and proc.works and not proc.terminated and not server.fault:
+        gone = proc.terminated and self.clock.now >= proc.free_at
+        if server is not None and proc.made and proc.works and not gone and not server.fault:
             self.hurt |= {p.pid for p in server.clients.values() if p is not proc}
 
 

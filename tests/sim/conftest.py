@@ -141,7 +141,7 @@ class Mps:
     def busy(self, uid: int, *arguments: str, **environment: str) -> Client:
         """A client that has its context and is at work."""
         client = self.client(uid, *arguments, **environment)
-        client.saw(r"launch cudaSuccess" if arguments[0] == "spin" else r"meminfo")
+        client.saw(r"launch cudaSuccess" if arguments[0] in ("spin", "train") else r"meminfo")
         return client
 
     def log(self, name: str) -> str:

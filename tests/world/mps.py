@@ -503,6 +503,7 @@ class Link:
     def __init__(self, end: End, client: ClientOf, number: int) -> None:
         self.end, self.client, self.number = end, client, number
         self.kernel = self.sticky = self.terminating = self.lost = False
+        self.leaves_at = 0.0
         self.said: deque[bytes] = deque()
 
 
@@ -694,6 +695,9 @@ class ServerProcess:
                 link.end.say(b"TERMINATE")
 
     def terminated(self, link: Link) -> None:
+        if link.kernel:
+            others = sum(one.kernel for one in self.contexts() if one is not link)
+            link.leaves_at = self.kernel.now + self.delays.leaving(others)
         link.terminating = link.kernel = False
         self.log.write(texts.TERMINATED)
         if not any(one.terminating for one in link.client.contexts.values()):
@@ -810,7 +814,9 @@ class ServerProcess:
             if not client.channel and not client.contexts:
                 del self.clients[client.pid]
             self.lost(link)
-            kernel = link.kernel
+            process = self.kernel.processes.get(client.pid)
+            died = process is None or not process.alive  # a context that is closed waits for its work
+            kernel = link.kernel or (died and self.kernel.now < link.leaves_at)
             if link.terminating:
                 self.terminated(link)
             self.log.write(texts.EXITING_CLIENT.format(pid=client.pid, context=link.number, count=len(self.contexts())))

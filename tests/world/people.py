@@ -134,6 +134,8 @@ class Client:
                 self.world.judges.works(life)
             yield [], kernel.now + wait + 0.066
         yield from self.work(made)
+        if life.asked:  # an exception, and what a program does at its end
+            yield [], kernel.now + self.world.chance.uniform(0.0, 2.0)
         life.over = kernel.now
         for one in made:
             one.close()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -354,6 +355,7 @@ class World:
         self.kernel = Kernel(plan.seed, plan.preempt)
         self.chance = self.kernel.chance
         self.delays = Delays(1.0, str(plan.seed))
+        self.delays.busy_from = random.Random(f"busy {plan.seed}").choice((1, 2, 4))
         self.judges = Judges(self)
         self.sees = Shown(self)
         self.device, self.public = DEVICE, PUBLIC
