@@ -310,7 +310,9 @@ def _proc(path: str) -> bytes | None:
     if what == "status":
         uids = "\t".join(map(str, (process.real, process.uid, process.saved, process.uid)))
         gids = "\t".join([str(process.gid)] * 4)
-        return f"Name:\t{process.name}\nUid:\t{uids}\nGid:\t{gids}\nNSpid:\t{process.pid}\n".encode()
+        caught = sum(1 << number - 1 for number in process.handlers)
+        rest = f"NSpid:\t{process.pid}\nSigCgt:\t{caught:016x}\n"
+        return f"Name:\t{process.name}\nUid:\t{uids}\nGid:\t{gids}\n{rest}".encode()
     if not process.alive:
         return b""
     if what == "comm":

@@ -109,6 +109,19 @@ class Judges:
         who = server.process.pid
         self.servers.setdefault(who, any(one.process.pid == pid and one.honest for one in self.lives))
 
+    def context(self, pid: int, limits: tuple[float, int]) -> None:
+        """A client has a context, and its server had these limits at the hand-over."""
+
+    def to_end(self, pid: int) -> None:
+        """MPS is asked to end a client."""
+
+    def harmed(self, culprit: int, pids: set[int]) -> None:
+        """A process has died with a kernel in flight, and these clients have the fault."""
+
+    def limits_of(self, life: Life) -> list[tuple[float, int] | None]:
+        """Return the limits that a client may be shown with."""
+        return [life.limits]
+
     def takes(self, server: int, places: int) -> None:
         self.most[server] = max(places, self.most.get(server, 0))
 

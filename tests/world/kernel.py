@@ -247,6 +247,8 @@ class Process:
         self.fds: dict[int, File] = {}
         self.alive, self.ended, self.gone, self.stopped = True, False, False, False
         self.ignores: set[int] = set()
+        self.handlers: dict[int, Callable[[], None]] = {}
+        """By signal: what it does instead of its end."""
         self.pending = 0
         """A signal that ends it when it goes on."""
         self.status = 0
@@ -546,7 +548,7 @@ class Kernel:
             del self.processes[process.pid]
 
     def signal(self, process: Process, number: int) -> None:
-        """SIGSTOP, SIGCONT, SIGTERM (which ends it, as SIGKILL does) and SIGKILL."""
+        """SIGSTOP, SIGCONT, SIGKILL, and SIGTERM and others, which end it if it has no handler for them."""
         if not process.alive or number == 0:
             return
         if number == 19:
@@ -554,16 +556,19 @@ class Kernel:
         elif number == 18:
             process.stopped = False
             if process.pending:
-                self.exit(process, -process.pending)
-            elif process.missed:
+                number, process.pending = process.pending, 0
+                self.signal(process, number)
+            if process.missed:
                 process.missed = False
                 process.wake()
         elif number == 9:
             process.stopped = False
             self.exit(process, -9)
-        elif number in (1, 2, 15) and number not in process.ignores:
+        elif number in (1, 2, 10, 12, 15) and number not in process.ignores:
             if process.stopped:
                 process.pending = number
+            elif number in process.handlers:
+                process.handlers[number]()
             else:
                 self.exit(process, -number)
 

@@ -683,6 +683,7 @@ class ServerProcess:
         return None
 
     def terminate(self, pid: int) -> None:
+        self.world.judges.to_end(pid)
         client = self.clients.get(pid)
         if client is None or not client.contexts:
             self.log.write(texts.NO_CONTEXT.format(pid=pid), texts.NOT_TERMINATED)
@@ -785,6 +786,7 @@ class ServerProcess:
         wait = self.delays.client_context(0, self.kernel.now)
         if not client.channel:
             self.world.judges.arrived(self, pid, client)
+        self.world.judges.context(pid, (self.percentage, self.limits.get(0, 0)))
         end.say(f"OK {client.limits} {wait:.3f}".encode())
         return None
 
@@ -847,6 +849,7 @@ class ServerProcess:
         hit = [one for one in self.links if one.number]
         if not hit:
             return
+        self.world.judges.harmed(culprit, {one.client.pid for one in hit})
         hit[1:] = hit[:0:-1]  # the first to connect, then the last, the last but one, ... (02 R4, R4 of the real runs)
         pids = [one.client.pid for one in hit]
         blamed = [pids[0], culprit] if culprit in pids else [pids[0]]

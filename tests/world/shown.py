@@ -103,7 +103,9 @@ class Shown:
                 if one is None or one["state"] not in ("running", "ending", "paused", "sticky"):
                     yield "client", life.process.pid, "works, and is", "not shown" if one is None else one["state"]
                 elif not (
-                    life.limits is None or _same(one["limits"], life.limits) or self.world.judges.forgotten(life)
+                    life.limits is None
+                    or any(_same(one["limits"], each) for each in self.world.judges.limits_of(life))
+                    or self.world.judges.forgotten(life)
                 ):
                     yield "client", life.process.pid, "has", life.limits, "and is shown with", str(one["limits"])
 
@@ -270,5 +272,11 @@ def sessions(records: list[dict[str, object]]) -> list[Session]:
     return list(made.values())
 
 
-def _same(shown: Any, limits: tuple[float, int]) -> bool:
-    return shown is not None and shown["threads"] == limits[0] and list(shown["memory"].values()) == [limits[1] << 20]
+def _same(shown: Any, limits: tuple[float, int] | None) -> bool:
+    if limits is None:
+        return shown is None
+    return (
+        shown is not None
+        and shown["threads"] == limits[0]
+        and [*shown["memory"].values()] == ([limits[1] << 20] if limits[1] else [])
+    )

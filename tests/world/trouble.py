@@ -301,11 +301,13 @@ PEOPLE: Mapping[str, type[Client]] = {
     "returning": Returning, "doubted": Client, "becoming": Becoming, "unseen": Client,
     "idle": Idle, "crowding": Crowding,
 }  # fmt: skip
+STEADY = frozenset({"honest", "sleeper", "returning", "idle"})
+"""Those who are promised to be served."""
 HOSTILE = frozenset({"liar", "807", "relayed", "flood", "becoming", "unseen", "crowding"})
 
 
 def honest(life: Life) -> bool:
-    return isinstance(life, GuestLife) and life.kind in ("honest", "sleeper", "returning", "idle")
+    return isinstance(life, GuestLife) and life.kind in STEADY
 
 
 # --- judges ----------------------------------------------------------------------------------------------------------

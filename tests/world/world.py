@@ -140,7 +140,8 @@ class Systemd:
         self.open = False
         """That runs: the gate serves without an agent."""
         self.away = 0.0
-        """Until then somebody has stopped the agent."""
+        """Until then somebody has stopped the agent; ``gone``: the gate as well."""
+        self.gone = 0.0
         self.process = self.kernel.init
         self.stored: dict[str, File] = {}
         self.notify = Socket(self.kernel, datagrams=True)
@@ -192,7 +193,7 @@ class Systemd:
     def start_gate(self) -> None:
         self.hear()
         process = self.gate([*self.listeners, *self.stored.items()], NOTIFY)
-        process.on_end.append(lambda _: self.after("gate", 0.02, self.start_gate))
+        process.on_end.append(lambda _: self.after("gate", max(0.02, self.gone - self.kernel.now), self.start_gate))
 
     def gate(self, given: list[tuple[str, File]], notify: str, parent: Process | None = None) -> Process:
         process = self.kernel.spawn("mpsagent-gate", 0, 0, parent or self.process)
