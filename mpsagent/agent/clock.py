@@ -42,6 +42,10 @@ class SteadyClock:
         """For the next agent's :meth:`carry_on`."""
         return [Path(BOOT).read_text().strip(), self._offset]
 
+    def same_boot(self, kept: object) -> bool:
+        """Whether the agent that kept this ran since the machine was started last."""
+        return isinstance(kept, list) and kept[:1] == self.kept()[:1]
+
     def carry_on(self, kept: object) -> float:
         """Goes on as the clock of an agent before, unless the wall clock was set since that one's start. Returns what
         its times have to be moved by. Times of an earlier boot are taken as the wall clock's."""

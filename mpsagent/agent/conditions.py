@@ -215,7 +215,10 @@ def _limits(view: View) -> Unsure:
     unseen = [f"{one.pid} (user {one.uid})" for one in state.clients.values() if one.unseen]
     what = f"clients with the strictest limits instead of their own: {some(strict)}" if strict else None
     yield "fail-safe", what
-    through = "clients that came through another process and were not seen by the gate"
+    unknown = [f"{one.pid} (user {one.uid})" for one in state.clients.values() if one.limits is None]
+    what = f"clients whose limits are not known, and are no reason to end them: {some(unknown)}" if unknown else None
+    yield "limits unknown", what
+    through = "clients not seen by the gate: they came through another process, or worked before the gate was there"
     then = "they count, pause and end as their user's others, but the gate could not hold them before they worked"
     yield "unseen", f"{through}: {some(unseen)}; {then}" if unseen else None
     unnamed = "server.log does not name its clients (a driver before 580)"

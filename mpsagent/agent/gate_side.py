@@ -27,7 +27,7 @@ _KEPT: tuple[tuple[str, Callable[[Core], object], Callable[[Core], object]], ...
     ("usage", lambda core: core.memories.usage, saved.usage_rows),
     ("leases", lambda core: core.state.leases, saved.lease_rows),
     ("waiting", lambda core: core.state.held.order, saved.waiting_rows),
-    ("waited", lambda core: core.state.clients, saved.waited_rows),
+    (saved.CLIENTS, lambda core: core.state.clients, saved.client_rows),
 )
 """What is kept on disk: its name, what it is made of, and how."""
 
@@ -64,12 +64,14 @@ class GateSide:
         """By user, processes (pid, start) of which the gate has told, and which the engine has not taken in yet."""
         self._since = since
         self._waiting: frozenset[int] = frozenset()
-        self._waited: dict[tuple[int, int], float] = {}
+        self._remembered: dict[tuple[int, int], saved.Kept] = {}
+        """Clients of an earlier agent, until the gate has said who lives."""
 
     def take_up(self, earlier: dict[str, Any] | None) -> None:
         """What an earlier agent has kept; None: there was none."""
         self.earlier = earlier
-        self._waiting, self._waited = saved.waits(earlier or {})
+        self._waiting = saved.waited_here(earlier or {})
+        self._remembered = saved.clients(earlier or {}, self._clock.now())
 
     def is_new(self, one: ClientWaiting) -> bool:
         """False for who came before this agent."""
@@ -143,9 +145,29 @@ class GateSide:
         if isinstance(message, link.Knock | link.Known) and any(one.process for one in self._core.state.leases):
             event = event._replace(lineage=lineage(message.pid))
         if isinstance(message, link.Known):  # the gate says neither, and an earlier agent knew both
-            waited = self._waited.get((message.pid, message.start), 0.0)
-            return event._replace(command=command(message.pid), waited=waited)
+            kept = self._remembered.pop((message.pid, message.start), None)
+            earlier = None if kept is None or kept.peer.uid != message.uid else kept.what
+            return event._replace(command=command(message.pid), earlier=earlier)
         return event
+
+    def _remember(self, now: float) -> list[inp.Input]:
+        """Return the clients of an earlier agent of which the gate has not told and whose processes live."""
+        found: list[inp.Input] = []
+        remembered, self._remembered = self._remembered, {}
+        leases = any(one.process for one in self._core.state.leases)
+        for (pid, start), kept in remembered.items():
+            process = Process.open(pid, kept.peer.uid, start)
+            if process is None:
+                continue
+            if self._clients.get(pid, start) is None:
+                self._clients.known(process)
+            else:
+                process.close()
+            peer = kept.peer._replace(command=command(pid), lineage=lineage(pid) if leases else ())
+            event = inp.ClientRemembered(now, peer, kept.what)
+            found.append(event if kept.lane is None else inp.Of(kept.lane, event))
+        self._people.meet([one.peer.uid for one in remembered.values()])
+        return found
 
     def decide(self) -> None:
         """Takes in all messages of this read at once: one decision for them."""
@@ -161,6 +183,8 @@ class GateSide:
         if first is None:
             self._take(told)
             return
+        *told, synced = told
+        told += [*self._remember(now), synced]
         saved.take_up_turn(self._core, first, told, now)
         saved.take_up_usage(self._core, first, now)
         self._take([*told, saved.ending(first, now)])

@@ -139,7 +139,10 @@ class Node(Recorder):
         for text in self.store.notes:
             log.warning("store", text=text)
         self.inherited = bool(earlier)
-        self.moved = self.clock.carry_on(earlier.pop(saved.CLOCK, None))
+        kept = earlier.pop(saved.CLOCK, None)
+        if not self.clock.same_boot(kept):
+            earlier = {key: value for key, value in earlier.items() if key.rpartition("/")[2] != saved.CLIENTS}
+        self.moved = self.clock.carry_on(kept)
         if self.moved:
             earlier = saved.moved(earlier, self.moved)
             for key, value in earlier.items():

@@ -10,14 +10,17 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 from mpsagent.core import inputs as inp
 from mpsagent.core import usage
 from mpsagent.core.engine import Core
 from mpsagent.core.ladder import begun
+from mpsagent.core.model import Client, Outcome
 from mpsagent.core.turn_memory import Memory
 from mpsagent.core.view import Turn
+from mpsagent.mps.limits import Limits
 from mpsagent.policy import parse, values
 from mpsagent.policy.shares import Lease, Share
 from mpsagent.wire import link
@@ -26,7 +29,9 @@ LEASE = "lease"
 """The number of the last lease, of all instances; everything else is one instance's."""
 CLOCK = "clock"
 """What the times of all instances are of, see :mod:`mpsagent.agent.clock`."""
-TIMES = ("turn", "served", "suspended", "usage", "leases", "drain", "ending")
+CLIENTS = "clients"
+"""Those at work, told by pid and start time: after a boot these are other processes."""
+TIMES = ("turn", "served", "suspended", "usage", "leases", "drain", "ending", CLIENTS)
 SINCE_1970 = 1e8
 """Floats of this size are times."""
 MOST = 1000
@@ -89,18 +94,64 @@ def waiting_rows(core: Core) -> list[int]:
     return list(core.state.held.users()[:MOST])
 
 
-def waited_rows(core: Core) -> list[list[Any]]:
-    """How long clients had waited at the gate, which does not tell it to a later agent."""
-    found = [[one.pid, one.peer.start, round(one.waited, 3)] for one in core.state.clients.values() if one.waited]
-    return found[:MOST]
+def client_rows(core: Core) -> list[dict[str, Any]]:
+    """Return what a later agent is to know of the clients. The gate does not tell all of it, and forgets the rest if
+    its descriptor store is lost."""
+    return [_client_row(one) for one in islice(core.state.clients.values(), MOST)]
 
 
-def waits(kept: Mapping[str, Any]) -> tuple[frozenset[int], dict[tuple[int, int], float]]:
-    """Both, as an earlier agent has kept them."""
+def _client_row(one: Client) -> dict[str, Any]:
+    peer, limits = one.peer, one.limits
+    return {
+        "pid": peer.pid, "start": peer.start, "uid": peer.uid, "gid": peer.gid, "cgroup": peer.cgroup,
+        "lane": one.lane, "since": one.since, "waited": round(one.waited, 3),
+        "limits": None if limits is None else limits.as_json(),
+        "most_memory": None if one.most_memory is None else Limits(memory=one.most_memory).as_json()["memory"],
+        "fail_safe": one.fail_safe, "connections": one.connections, "terminated": one.terminated,
+        "outcome": str(one.outcome), "lease": one.lease, "job": one.job,
+    }  # fmt: skip
+
+
+class Kept(NamedTuple):
+    """A client as an earlier agent has kept it. ``lane``: the user whose lane it was in."""
+
+    peer: inp.Peer
+    lane: int | None
+    what: inp.Remembered
+
+
+def clients(kept: Mapping[str, Any], now: float) -> dict[tuple[int, int], Kept]:
+    """Return the clients of the agent before, by pid and start time. What is damaged is left out."""
+    found: dict[tuple[int, int], Kept] = {}
+    rows = kept.get("clients")
+    for row in rows[:MOST] if isinstance(rows, list) else ():
+        with suppress(*_DAMAGED):
+            cgroup, job = (None if row[key] is None else str(row[key]) for key in ("cgroup", "job"))
+            lane, lease = (None if row[key] is None else int(row[key]) for key in ("lane", "lease"))
+            peer = inp.Peer(int(row["pid"]), int(row["uid"]), int(row["gid"]), int(row["start"]), cgroup)
+            found[peer.pid, peer.start] = Kept(peer, lane, inp.Remembered(
+                min(now, _number(row["since"])), max(0.0, _number(row["waited"])), _limits(row["limits"]),
+                None if row["most_memory"] is None else _sizes(row["most_memory"]), bool(row["fail_safe"]),
+                max(0, int(row["connections"])), bool(row["terminated"]), Outcome(row["outcome"]), lease, job,
+            ))  # fmt: skip
+    return found
+
+
+def _limits(value: Any) -> Limits | None:
+    if value is None:
+        return None
+    return Limits(_number(value["threads"]), _sizes(value["memory"]), bool(value.get("below_normal")))
+
+
+def _sizes(value: Mapping[str, Any]) -> dict[int, int]:
+    return {int(device): int(size) for device, size in value.items()}
+
+
+def waited_here(kept: Mapping[str, Any]) -> frozenset[int]:
+    """Return the users who waited when the agent before ended."""
     with suppress(*_DAMAGED):
-        waited = {(int(pid), int(start)): _number(span) for pid, start, span in kept.get("waited") or ()}
-        return frozenset(int(uid) for uid in kept.get("waiting") or ()), waited
-    return frozenset(), {}
+        return frozenset(int(uid) for uid in kept.get("waiting") or ())
+    return frozenset()
 
 
 def take_up_usage(core: Core, kept: Mapping[str, Any], now: float) -> None:
@@ -189,8 +240,9 @@ def take_up_turn(core: Core, kept: Mapping[str, Any], told: Iterable[inp.Input],
         contested, warned, end = (None if at is None else min(now, _number(at)) for at in (contested, warned, end))
         turn = Turn(int(uid), min(now, _number(since)), contested, warned, end)
         each = [one.what if isinstance(one, inp.Of) else one for one in told]
-        said = [one.what for one in each if isinstance(one, inp.GateSaid)]
-        if any(isinstance(one, link.Known) and one.uid == turn.uid for one in said):
+        users = {one.peer.uid for one in each if isinstance(one, inp.ClientRemembered)}
+        users |= {one.what.uid for one in each if isinstance(one, inp.GateSaid) and isinstance(one.what, link.Known)}
+        if turn.uid in users:
             rest = {one: at for one, at in core.memories.turns.suspended.items() if one != turn.uid}
             turn = replace(turn, phase=turn.reached if end is None else "ending")
             core.memories = replace(core.memories, turns=replace(core.memories.turns, turn=turn, suspended=rest))

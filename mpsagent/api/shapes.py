@@ -61,10 +61,10 @@ class Turn(TypedDict):
     """Who has the GPU.
 
     ``memory``: device memory of the user's processes together, null: not known. ``limits``: those with which each of
-    them was let in, null where they differ; without a process, those of the policy. ``contested``: since when another
-    user waits; ``ends``: when the turn is over at the latest (null: no user waits, or it has no end); ``after``,
-    ``grace``: the policy's seconds from ``contested`` on, null: no end; ``slice``: the seconds of a turn that ends in a
-    pause, else null; ``action``: what happens at its end; ``ending``: since when it ends."""
+    them was let in, null: they differ or are not known; without a process, those of the policy. ``contested``: since
+    when another user waits; ``ends``: when the turn is over at the latest (null: no user waits, or it has no end);
+    ``after``, ``grace``: the policy's seconds from ``contested`` on, null: no end; ``slice``: the seconds of a turn that
+    ends in a pause, else null; ``action``: what happens at its end; ``ending``: since when it ends."""
 
     uid: int
     user: str | None
@@ -122,10 +122,9 @@ class Client(TypedDict):
     ``running``, ``paused`` (frozen until its user's turn, since ``paused``), ``sticky`` (in a fault),
     ``detached`` (left its server and lives), ``ending`` (the agent ends it; ``why`` says the reason).
     ``memory``: device memory in use, null: not known. ``utilization``: of its server at the last look, from 0 to 1,
-    null: not known; ``shared``: other users were at work there too. ``limits``: those it was handed over with;
-    ``fail_safe``: the strictest, because its own were not confirmed. ``unseen``: not seen by the gate, it came through
-    another process. ``outcome``: how it will have ended, null:
-    not known."""
+    null: not known; ``shared``: other users were at work there too. ``limits``: those it was handed over with,
+    null: not known, or it waits; ``fail_safe``: the strictest, because its own were not confirmed. ``unseen``: not seen
+    by the gate, it came through another process. ``outcome``: how it will have ended, null: not known."""
 
     pid: int
     uid: int

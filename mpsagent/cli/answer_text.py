@@ -224,6 +224,13 @@ def servers(found: list[Json], now: datetime, width: int = WIDE) -> list[str]:
     return table(head, rows, width, names=(1,)) if rows else ["no servers"]
 
 
+def _given(client: Json) -> str:
+    """Return a client's limits in words."""
+    if client["limits"] is None and client["state"] != "waiting":
+        return "unknown"
+    return limits(client["limits"]).removesuffix(" on each GPU") + " (the strictest)" * bool(client["fail_safe"])
+
+
 def clients(found: list[Json], width: int = WIDE) -> list[str]:
     rows = [
         [
@@ -233,7 +240,7 @@ def clients(found: list[Json], width: int = WIDE) -> list[str]:
             duration_text(one["seconds"]),
             "-" if one["waited"] is None else duration_text(one["waited"]),
             size(one["memory"]),
-            limits(one["limits"]).removesuffix(" on each GPU") + (" (the strictest)" if one["fail_safe"] else ""),
+            _given(one),
             safe("; ".join(filter(None, (one.get("why"), one["command"]))) or "-", 400),
         ]
         for one in found

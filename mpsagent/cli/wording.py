@@ -85,7 +85,8 @@ def whose_turn(turn: Json, now: datetime) -> str:
 def _at_work(turn: Json, now: datetime) -> str:
     memory = "" if turn["memory"] is None else f" with {size(turn['memory'])}"
     each = ", " if turn["processes"] == 1 else ", each with "
-    own = f"{each}{limits(turn['limits'])}" if turn["limits"] else ", each with limits of its own"
+    differ = " with limits that are not known" if turn["processes"] == 1 else ", with different or unknown limits"
+    own = f"{each}{limits(turn['limits'])}" if turn["limits"] else differ
     return f"since {local(turn['since'], now)}, {many(turn['processes'], 'process')}{memory}{own}"
 
 

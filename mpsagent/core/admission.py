@@ -156,7 +156,9 @@ def _named(view: View, users: list[int]) -> Iterator[tuple[Named, Share | None]]
     reason take no other client's place."""
     for one in chain.from_iterable(view.jobs().values()):
         if (share := view.job(one.peer)) is not None and one.detached is None:
-            yield Named(one.pid, one.peer.start, one.limits, share.counted_as), share
+            # of limits that are not known, those of its next context
+            limits = view.limits_of(one.peer).settable() if one.limits is None else one.limits
+            yield Named(one.pid, one.peer.start, limits, share.counted_as), share
     lines = [islice(_with_room(view, uid), OF_ONE_USER) for uid in users]
     for held in islice(filter(None, chain.from_iterable(zip_longest(*lines))), MOST_PROCESSES):
         share = view.job(held.peer)
@@ -185,7 +187,8 @@ def _has_room(view: View, peer: Peer, share: Share) -> bool:
     if share.max_clients is not None and len(clients) >= share.max_clients:
         return False
     total = share.total(view.state.devices) or Total()
-    return total.fits([memory_use.counted(view.state, one) for one in clients], view.limits_of(peer))
+    used = [memory_use.counted(view.state, one) or view.limits_of(one.peer) for one in clients]
+    return total.fits(used, view.limits_of(peer))
 
 
 def _job(view: View, share: Share) -> Job:
@@ -274,7 +277,7 @@ def _releases(
             continue
         asked.add(key)
         reason = f"client {client.pid} of user {client.uid} has left its server; its process lives on"
-        todo.append(act.TellGate(message=Release(*key, client.connections), reason=reason, rule=RULE))
+        todo.append(act.TellGate(message=Release(*key, client.at_gate or 0), reason=reason, rule=RULE))
     return frozenset(asked), todo, wake
 
 

@@ -89,7 +89,7 @@ def beyond(view: View) -> list[tuple[Client, str, str]]:
             continue
         if one is not None and one.now:
             found.append((client, "memory", _uses(client, one, lifts)))
-        if lifts.threads and client.limits.threads < ALL:
+        if lifts.threads and client.limits is not None and client.limits.threads < ALL:
             found.append((client, "threads", _passing(client)))
     return found
 
@@ -113,6 +113,8 @@ def lifted(view: View, pid: int) -> tuple[int | None, str]:
     if peer is None or not view.identified(peer.uid):
         return None, ""
     limits = view.limits_of(peer) if client is None else client.limits
+    if limits is None:
+        return peer.uid, ""
     if lifts.memory is not None and limits.memory:
         return peer.uid, f"its environment may take its memory limit away ({VARIABLE}={lifts.memory})"
     if client is None and lifts.threads and limits.threads < ALL:
@@ -135,7 +137,8 @@ def _over(
         if rules.over_limits != "report" and one is not None and one.now and one.seconds >= PATIENCE:
             ends.append((client, _uses(client, one, lifts), rule))
         limits = client.limits if rules.enforce_limits else rules.limits(view.state.devices)
-        if rules.over_limits == "terminate" and lifts.threads and limits.threads < ALL:
+        limited = limits is not None and limits.threads < ALL
+        if rules.over_limits == "terminate" and lifts.threads and limited:
             if now >= client.since + PATIENCE:
                 ends.append((client, _passing(client), rule))
             else:

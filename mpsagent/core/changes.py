@@ -63,8 +63,10 @@ def back(client: Client) -> Client:
     return replace(client, said_left=None, detached=None, outcome=outcome)
 
 
-def more(left: Mapping[int, int], right: Mapping[int, int]) -> dict[int, int]:
-    """The larger memory limit on each device; none where one of them has none."""
+def more(left: Mapping[int, int] | None, right: Mapping[int, int] | None) -> Mapping[int, int] | None:
+    """Return the larger memory limit on each device, none if one of the two has none; None if one is not known."""
+    if left is None or right is None:
+        return None
     return {device: max(size, right[device]) for device, size in left.items() if device in right}
 
 
@@ -72,12 +74,18 @@ def known_again(client: Client, event: inp.GateSaid[link.Known]) -> Client:
     """One that passed more often than we know did so while the link was down. Whether that was before or after its
     server was lost is not known, so MPS is asked before it counts as one that has left."""
     said = event.what
-    if said.connections <= client.connections:
-        return client
+    more_often = said.connections > (client.connections if client.at_gate is None else client.at_gate)
     limits = client.limits if said.limits is None else said.limits
-    most = more(client.most_memory, limits.memory)
-    client = replace(client, connections=said.connections, limits=limits, most_memory=most)
-    return client if client.detached is None else replace(client, detached=None, said_left=event.at)
+    most = client.most_memory
+    if said.most is not None or more_often:
+        most = more(most, None if said.most is None else said.most.memory)
+    client = replace(
+        client, connections=max(client.connections, said.connections), at_gate=said.connections, limits=limits,
+        most_memory=most, fail_safe=said.fail_safe or (client.fail_safe and limits == client.limits),
+    )  # fmt: skip
+    if not more_often or client.detached is None:
+        return client
+    return replace(client, detached=None, said_left=event.at)
 
 
 def lost(client: Client, at: float, *, confirmed: bool = False) -> Client:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from mpsagent.mps.events import Line
-from mpsagent.mps.limits import Device
+from mpsagent.mps.limits import Device, Limits
 from mpsagent.mps.work import Work
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
@@ -38,16 +38,32 @@ class Peer(NamedTuple):
 Message = TypeVar("Message", bound=link.FromGate)
 
 
+class Remembered(NamedTuple):
+    """What an earlier agent knew of a client, in the engine's clock; the fields are those of
+    :class:`mpsagent.core.model.Client`."""
+
+    since: float
+    waited: float = 0.0
+    limits: Limits | None = None
+    most_memory: Mapping[int, int] | None = None
+    fail_safe: bool = False
+    connections: int = 1
+    terminated: bool = False
+    outcome: str = "ok"
+    lease: int | None = None
+    job: str | None = None
+
+
 class GateSaid(NamedTuple, Generic[Message]):
     """A message of the gate, its times in the engine's clock. The agent adds what the gate does not know: of a process
-    that passed earlier the ``command``, and how long it had ``waited`` as far as an earlier agent has written it down;
-    of each its ``lineage``, see :class:`Peer`."""
+    that passed earlier the ``command``, and what an earlier agent knew of it, ``earlier``; of each its ``lineage``, see
+    :class:`Peer`."""
 
     at: float
     what: Message
     command: str = ""
     lineage: tuple[tuple[int, int], ...] = ()
-    waited: float = 0.0
+    earlier: Remembered | None = None
 
     @property
     def peer(self) -> Peer:
@@ -65,6 +81,15 @@ class GateSaid(NamedTuple, Generic[Message]):
 
 class GateLost(NamedTuple):
     at: float
+
+
+class ClientRemembered(NamedTuple):
+    """A client of an earlier agent whose process lives, and which the gate has not named: the gate's descriptor store
+    was lost, too."""
+
+    at: float
+    peer: Peer
+    earlier: Remembered
 
 
 # --- from the kernel --------------------------------------------------------------------------------------------------
@@ -278,11 +303,11 @@ class Of(NamedTuple):
     """What is about one control daemon: that of the user ``lane``, None: that of all users."""
 
     lane: int | None
-    what: Line | GateSaid[Any] | KernelInput | AnswerInput | PersonInput
+    what: Line | GateSaid[Any] | ClientRemembered | KernelInput | AnswerInput | PersonInput
 
 
 LaneInput = LaneOpened | LaneClosed | Of
-GateInput = GateSaid[Any] | GateLost
+GateInput = GateSaid[Any] | GateLost | ClientRemembered
 KernelInput = ProcessEnded | ControlRuns | ControlGone | ProcessesSeen | MemorySeen | Worked
 AnswerInput = ServerStatusSeen | ServersListed | ClientsListed | DaemonSilent
 PersonInput = (

@@ -36,7 +36,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         if server.pid in seen or not server.reported or server.ready is None or not view.limits_enforced:
             continue
         clients = view.state.clients_of(server.pid)
-        given = [client.limits for client in clients if client.since <= server.ready + FIRST]
+        given = [one.limits for one in clients if one.since <= server.ready + FIRST and one.limits is not None]
         if clients and not given:  # its first ones have gone
             seen |= {server.pid}
         if not given:  # its first client's hand-over is not finished, or it serves no client
@@ -44,7 +44,10 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         seen |= {server.pid}
         # Of two that came at once the second may stand in the log before the first (world, hour, seed 479974238).
         first = (one for one in view.state.working_on(server) if one.since <= server.ready + FIRST)
-        ok = any(same_limits(server.limits, one) for one in (*given, *(one.limits for one in first)))
+        ok = any(
+            same_limits(server.limits, one)
+            for one in (*given, *(one.limits for one in first if one.limits is not None))
+        )
         if not ok:
             differs |= {server.pid}
         todo.append(_report(server, limits_words(given[0].as_json()), ok))

@@ -38,18 +38,19 @@ def seen(state: State, at: float, memory: Mapping[int, Mapping[str, int]]) -> Ma
 
 def _worst(client: Client, used: Mapping[str, int], devices: tuple[Device, ...]) -> tuple[int, int, int] | None:
     """Device, bytes in use and limit, where it is over; None where it is not."""
+    most = client.most_memory or {}
     over = [
         (used[device.uuid] - limit, (device.ordinal, used[device.uuid], limit)) for device in devices
-        if device.uuid in used and (limit := client.most_memory.get(device.ordinal)) is not None
+        if device.uuid in used and (limit := most.get(device.ordinal)) is not None
         and used[device.uuid] > limit + ALLOWANCE
     ]  # fmt: skip
     return max(over)[1] if over else None
 
 
-def counted(state: State, client: Client) -> Limits:
-    """What a client counts in a total: its limits, or what it really uses where that is more."""
+def counted(state: State, client: Client) -> Limits | None:
+    """Return what a client counts in a total: its limits, or what it really uses if that is more. None: unknown."""
     one, limits = state.over.get(client.pid), client.limits
-    if one is None or not one.now or one.used <= limits.memory.get(one.device, one.used):
+    if limits is None or one is None or not one.now or one.used <= limits.memory.get(one.device, one.used):
         return limits
     return replace(limits, memory={**limits.memory, one.device: one.used})
 
@@ -58,7 +59,10 @@ def left(state: State, clients: Iterable[Client], total: Total) -> Total:
     """The total of these clients without what they use beyond their limits: the gate counts by these."""
     memory = dict(total.memory)
     for client in clients:
-        for device, size in counted(state, client).memory.items():
+        limits, really = client.limits, counted(state, client)
+        if limits is None or really is None:
+            continue
+        for device, size in really.memory.items():
             if device in memory:
-                memory[device] = max(0, memory[device] - size + client.limits.memory[device])
+                memory[device] = max(0, memory[device] - size + limits.memory[device])
     return total if memory == total.memory else replace(total, memory=memory)

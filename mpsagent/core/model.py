@@ -159,11 +159,14 @@ class Client:
     peer: Peer
     since: float
     waited: float = 0.0
-    limits: Limits = field(default_factory=Limits)
-    most_memory: Mapping[int, int] = field(default_factory=dict)
-    """Bytes by device: the most that any of its hand-overs gave it."""
+    limits: Limits | None = None
+    """Those of its last hand-over; None: unknown. A limit that is not known is never the reason for an end."""
+    most_memory: Mapping[int, int] | None = None
+    """Bytes by device: the most that any of its hand-overs gave it; None: unknown."""
     fail_safe: bool = False
     connections: int = 1
+    at_gate: int | None = None
+    """How often it passed the present gate, as far as that has told; None: this gate has not told of it."""
     server: int | None = None
     """The server whose log named it last, also when that log says that it has left."""
     said_left: float | None = None

@@ -81,10 +81,10 @@ def unlimited(view: View, uid: int) -> bool:
 
 
 def _used(state: State, device: Device) -> int:
-    """What NVML says; of a client that it does not name, its limit."""
+    """What NVML says; of a client that it does not name, its limit, if that is known."""
     seen = sum(sizes.get(device.uuid, 0) for sizes in state.memory.values())
     unseen = (client for client in state.clients.values() if client.pid not in state.memory)
-    return seen + sum(client.limits.memory.get(device.ordinal, 0) for client in unseen)
+    return seen + sum(one.limits.memory.get(device.ordinal, 0) for one in unseen if one.limits is not None)
 
 
 def _needed(view: View, uid: int, peers: Iterable[Peer], most: int, device: Device) -> int | None:

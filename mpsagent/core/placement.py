@@ -94,7 +94,7 @@ def place_of(policy: Policy, view: View, told: Mapping[int, Collection[tuple[int
     processes |= {process: uid for uid, ones in told.items() for process in ones}
     total = sum(device.memory for device in state.devices)
     taken = sum(
-        client.limits.memory.get(device.ordinal, device.memory)
+        device.memory if client.limits is None else client.limits.memory.get(device.ordinal, device.memory)
         for client in state.clients.values() for device in state.devices
     )  # fmt: skip
     return replace(

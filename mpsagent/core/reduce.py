@@ -26,7 +26,6 @@ from mpsagent.core.changes import Out, back, bounded, known_again, lost, more, o
 from mpsagent.core.model import Client, Control, Gate, Held, Key, Lane, Outcome, State
 from mpsagent.core.queue import Queue
 from mpsagent.mps.events import Line
-from mpsagent.mps.limits import Limits
 from mpsagent.policy import apart
 from mpsagent.wire import link
 
@@ -70,7 +69,8 @@ def _lane(state: State, event: inp.Input | Done) -> Key:
 
 def _gate_connected(state: State, event: inp.GateSaid[link.Hello], out: Out) -> State:
     out.append(tr.GateConnected(event.at, event.what.gate))
-    return replace(_nothing_held(state), gate=Gate(event.what.gate, event.at))
+    clients = {pid: replace(one, at_gate=None) for pid, one in state.clients.items()}
+    return replace(_nothing_held(state), gate=Gate(event.what.gate, event.at), clients=clients)
 
 
 def _gate_lost(state: State, event: inp.GateLost, out: Out) -> State:
@@ -122,7 +122,6 @@ def _knocked(state: State, event: inp.GateSaid[link.Knock], out: Out) -> State:
 
 def _known(state: State, event: inp.GateSaid[link.Known], out: Out) -> State:
     said, peer = event.what, event.peer
-    limits = said.limits or Limits()
     if _is_client(state, peer):
         client = known_again(state.clients[peer.pid], event)
         return replace(state, clients={**state.clients, peer.pid: client})
@@ -130,22 +129,48 @@ def _known(state: State, event: inp.GateSaid[link.Known], out: Out) -> State:
     before = state.before.get((peer.pid, peer.start))
     number, job = state.job(peer)
     client = Client(
-        peer, said.since, waited=event.waited, limits=limits, most_memory=limits.memory,
+        peer, said.since, limits=said.limits, most_memory=None if said.most is None else said.most.memory,
         connections=said.connections, lease=number, job=job, lane=state.key,
     )  # fmt: skip
-    if state.control is not None and state.control.proven:
-        client = _of_earlier(client, state.control, event.at)
-    elif state.key is not None:  # its control daemon has gone, with the agent before, and no other one asks after it
-        client = lost(client, event.at, confirmed=True)
+    if event.earlier is not None:
+        client = _remembered(peer, event.earlier, state.key)
+    client = known_again(client, event)
+    client = replace(client, since=min(client.since, said.since))
     if before is not None:  # it passed while the link was down
         client = replace(client, waited=max(0.0, said.since - before.since))
-        told = (said.since, peer.pid, peer.uid, client.waited, limits, False)
-        out.append(tr.ClientConnected(*told, lease=number, job=job))
+        told = (said.since, peer.pid, peer.uid, client.waited, client.limits, client.fail_safe)
+        out.append(tr.ClientConnected(*told, lease=client.lease, job=client.job))
         state = replace(state, before=without(state.before, before.process))
     if client.unseen and state.gate is not None and state.gate.synced:  # before that: an earlier agent has said it
         told = (client.since, peer.pid, peer.uid, 0.0, client.limits, False)
-        out.append(tr.ClientConnected(*told, lease=number, job=job, unseen=True))
-    return _with_logs(state, client, said.since - LOGS_EARLY)
+        out.append(tr.ClientConnected(*told, lease=client.lease, job=client.job, unseen=True))
+    return _taken_over(state, client, event.at)
+
+
+def _remembered(peer: inp.Peer, earlier: inp.Remembered, lane: Key) -> Client:
+    """Return the client as an earlier agent knew it."""
+    return Client(
+        peer, earlier.since, earlier.waited, earlier.limits, earlier.most_memory, earlier.fail_safe,
+        earlier.connections, terminated=earlier.terminated, outcome=Outcome(earlier.outcome), lease=earlier.lease,
+        job=earlier.job, lane=lane,
+    )  # fmt: skip
+
+
+def _client_remembered(state: State, event: inp.ClientRemembered, out: Out) -> State:
+    """The gate is told of it by the rule ``relayed``. Whether it has left its server meanwhile, MPS is asked."""
+    if _is_client(state, event.peer):
+        return state
+    state = _another(state, event.peer, event.at, out)
+    return _taken_over(state, _remembered(event.peer, event.earlier, state.key), event.at)
+
+
+def _taken_over(state: State, client: Client, at: float) -> State:
+    """A client that passed before this agent, or without it."""
+    if state.control is not None and state.control.proven:
+        client = _of_earlier(client, state.control, at)
+    elif state.key is not None:  # its control daemon has gone, with the agent before, and no other one asks after it
+        client = lost(client, at, confirmed=True)
+    return _with_logs(state, client, client.since - LOGS_EARLY)
 
 
 def _of_earlier(client: Client, control: Control, at: float) -> Client:
@@ -168,6 +193,8 @@ def _with_logs(state: State, client: Client, since: float) -> State:
         client = replace(client, said_left=left[0], server=left[1])
     if left is not None:
         state = state.changed(left=without(state.lane.left, client.pid))
+    if client.outcome is Outcome.OK and any(client.pid in one.sticky for one in state.servers.values()):
+        client = replace(client, outcome=Outcome.FAULTED)
     return replace(state, clients={**state.clients, client.pid: client})
 
 
@@ -214,16 +241,17 @@ def _passed(state: State, event: inp.GateSaid[link.Passed], out: Out) -> State:
         unconfirmed = without(unconfirmed, peer.uid)
     state = state.changed(failed_handovers=0, start_failure=None)
     state = replace(state, held=state.held.without(said.connection), unconfirmed=unconfirmed)
+    memory = None if said.limits is None else said.limits.memory
     if _is_client(state, peer):
         client = back(state.clients[peer.pid])
         client = replace(
-            client, limits=said.limits, most_memory=more(client.most_memory, said.limits.memory),
-            fail_safe=said.fail_safe, connections=client.connections + 1,
+            client, limits=said.limits, most_memory=more(client.most_memory, memory), fail_safe=said.fail_safe,
+            connections=client.connections + 1, at_gate=(client.at_gate or 0) + 1,
         )  # fmt: skip
         return replace(state, clients={**state.clients, peer.pid: client})
     number, job = state.job(peer)
     client = Client(
-        peer, event.at, max(0.0, event.at - since), said.limits, said.limits.memory, said.fail_safe, lease=number,
+        peer, event.at, max(0.0, event.at - since), said.limits, memory, said.fail_safe, at_gate=1, lease=number,
         job=job, lane=state.key,
     )  # fmt: skip
     state = _another(state, peer, event.at, out)
@@ -489,6 +517,7 @@ _RULES: dict[Any, Callable[[State, Any, Out], State]] = {
     link.FrontEnd: _front_end,
     link.HandshakeSeen: _handshake,
     link.Refused: _gate_refused,
+    inp.ClientRemembered: _client_remembered,
     inp.ProcessEnded: _ended,
     inp.ControlRuns: _control_runs,
     inp.ControlGone: _control_gone,

@@ -7,7 +7,7 @@ or at another user's own control daemon, and the youngest beyond ``max_clients``
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mpsagent.core import actions as act
 from mpsagent.core.inputs import Seen
@@ -32,21 +32,32 @@ RULE = "a client that MPS lists and the gate has not seen counts, too"
 @dataclass(frozen=True, slots=True)
 class Memory:
     """``told``: the gate has been told of all that were seen until then; ``beyond``: since when a client is too
-    many."""
+    many; ``gate``: the gate (pid and time of the link) that was told of ``clients`` (pid and start time), which it had
+    not named."""
 
     told: float = float("-inf")
     beyond: Mapping[int, float] = field(default_factory=dict)
+    gate: tuple[int, float] | None = None
+    clients: frozenset[tuple[int, int]] = frozenset()
 
 
 def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     fresh = _confirmed(view, memory.told)
-    count = tuple(
+    count = [
         act.TellGate(
-            message=Found(pid, one.uid, one.start, _limits(view, one.uid), view.name),
-            reason=f"MPS lists process {pid}, which the gate has not seen", rule=RULE,
+            message=_found(view, pid, one), reason=f"MPS lists process {pid}, which the gate has not seen", rule=RULE
         )
         for pid, one in fresh.items()
-    )  # fmt: skip
+    ]
+    memory = _gate_of(view, memory)
+    unnamed = _unnamed(view, memory)
+    count += [
+        act.TellGate(
+            message=_known_client(view, one), rule=RULE,
+            reason=f"process {one.pid} of user {one.uid} is a client, and the gate has not said so",
+        )
+        for one in unnamed
+    ]  # fmt: skip
     unseen = any(one.unseen for one in view.state.clients.values())
     wrong, crowd = (list(_wrong(view)), {each[0].pid: each for each in _crowd(view)}) if unseen else ([], {})
     beyond = {pid: memory.beyond.get(pid, now) for pid in crowd}
@@ -56,8 +67,40 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         EndClient.of(one, f"{why}; client {one.pid} came through another process", rule, section)
         for one, why, rule, section in wrong
     )
-    memory = Memory(max((one.at for one in fresh.values()), default=memory.told), beyond)
-    return Decision(memory, count, requests, wake=min(later, default=None))
+    memory = replace(
+        memory, told=max((one.at for one in fresh.values()), default=memory.told), beyond=beyond,
+        clients=memory.clients | {(one.pid, one.peer.start) for one in unnamed},
+    )  # fmt: skip
+    return Decision(memory, tuple(count), requests, wake=min(later, default=None))
+
+
+def note(memory: Memory, done: act.Done) -> Memory:
+    """The gate is told again what it did not read."""
+    if done.ok or not isinstance(done.action, act.TellGate) or not isinstance(done.action.message, Found):
+        return memory
+    return replace(memory, clients=memory.clients - {(done.action.message.pid, done.action.message.start)})
+
+
+def _gate_of(view: View, memory: Memory) -> Memory:
+    """Return the memory for the present gate: another gate, or another link, is told of everything."""
+    gate = view.state.gate
+    told = None if gate is None else (gate.pid, gate.since)
+    return memory if memory.gate == told else replace(memory, gate=told, clients=frozenset())
+
+
+def _unnamed(view: View, memory: Memory) -> list[Client]:
+    """Return the clients that the present gate has not named, though it has said that it has named all: its descriptor
+    store was lost, for example because gate and agent were stopped, or mpsagent was removed and installed again."""
+    if not view.synced:
+        return []
+    clients = view.state.clients.values()
+    mine = [one for one in clients if one.at_gate is None and one.detached is None]
+    return [one for one in mine if (one.pid, one.peer.start) not in memory.clients]
+
+
+def _known_client(view: View, one: Client) -> Found:
+    most = None if one.most_memory is None else Limits(memory=one.most_memory)
+    return Found(one.pid, one.uid, one.peer.start, one.limits, view.name, most, one.connections)
 
 
 def _confirmed(view: View, told: float) -> dict[int, Seen]:
@@ -67,11 +110,16 @@ def _confirmed(view: View, told: float) -> dict[int, Seen]:
     return {pid: one.seen for pid, one in found if one.confirmed and one.seen is not None and one.seen.at > told}
 
 
-def _limits(view: View, uid: int) -> Limits:
-    """MPS has set those of the process that it came through: of this user, and one that no server names."""
+def _found(view: View, pid: int, seen: Seen) -> Found:
+    """MPS has set the limits of the process that it came through: one that no server names, of this user if there is
+    one. If there is none, or several with different limits, they are unknown."""
     carriers = [one for one in view.state.clients.values() if view.state.server_of(one.pid) is None]
-    carrier = max(carriers, key=lambda one: (one.uid == uid, one.since), default=None)
-    return view.limits(uid).settable() if carrier is None else carrier.limits
+    carriers = [one for one in carriers if one.uid == seen.uid] or carriers
+    given = [one.limits for one in carriers]
+    limits = given[0] if given and all(one == given[0] for one in given) else None
+    memory = [one.most_memory for one in carriers]
+    most = None if limits is None or any(one != memory[0] for one in memory) else memory[0]
+    return Found(pid, seen.uid, seen.start, limits, view.name, None if most is None else Limits(memory=most))
 
 
 def _wrong(view: View) -> Iterator[Wrong]:
@@ -110,18 +158,23 @@ def _crowd(view: View) -> Iterator[Wrong]:
 
 
 def _too_many(view: View, name: str, whose: Rules | Share, mine: list[Client]) -> Iterator[Wrong]:
-    """Those of a user or a job that do not fit beside the older ones. Who has no context yet takes no room."""
+    """Those of a user or a job that do not fit beside the older ones. Who has no context yet takes no room. Limits that
+    are not known are no reason for an end."""
     most, total = whose.max_clients, whose.total(view.state.devices)
-    fitting: list[Limits] = []
+    count, fitting = 0, list[Limits]()
     for client in sorted(mine, key=lambda one: (one.unseen, one.since, one.pid)):
         if client.pid in view.ending or view.state.server_of(client.pid) is None:
             continue
-        crowd = most is not None and len(fitting) >= most
+        crowd = most is not None and count >= most
         if client.unseen and crowd:
             s = "" if most == 1 else "s"
             yield client, f"{name} may have {most} client{s} at a time", whose.key("max_clients"), "limits"
+            continue
+        if client.limits is None:
+            count += 1
         elif client.unseen and total is not None and not total.fits(fitting, client.limits):
             key = "total_threads" if whose.total_memory is None else "total_memory"
             yield client, f"{name} has its total in use", whose.key(key), "limits"
         else:
+            count += 1
             fitting.append(client.limits)

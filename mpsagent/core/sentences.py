@@ -131,11 +131,12 @@ def _left(w: _Words) -> str:
 
 def _connected(w: _Words) -> str:
     strict = " (the strictest limits)" if w.get("fail_safe") else ""
+    given = "limits that are not known" if w.get("limits") is None else limits_words(w["limits"])
     waited = f" after {w.span('waited')}" if w["waited"] >= 0.005 else ""
     if w.get("unseen"):
-        through = "it came through another process and was not seen by the gate"
-        return f"process {w['pid']}{w.of_user()} works with {limits_words(w['limits'])}; {through}"
-    return f"process {w['pid']}{w.of_user()} was let in{waited} with {limits_words(w['limits'])}{strict}"
+        through = "the gate has not seen it: it came through another process, or worked before the gate was there"
+        return f"process {w['pid']}{w.of_user()} works with {given}; {through}"
+    return f"process {w['pid']}{w.of_user()} was let in{waited} with {given}{strict}"
 
 
 def _handover_failed(w: _Words) -> str:

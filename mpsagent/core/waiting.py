@@ -125,7 +125,7 @@ def _bound(view: View, uid: int, line: Sequence[Held], use: _Use) -> Reason | No
             count = "1 process" if limit == 1 else f"{limit} processes"
             return Reason("max_clients", f"{who} may have {count} at a time")
         total, more = whose.total(view.state.devices) or Total(), view.limits_of(new.peer)
-        used = [memory_use.counted(view.state, client) for client in clients]
+        used = [memory_use.counted(view.state, client) or view.limits_of(client.peer) for client in clients]
         if not total.fits((), more):
             return Reason("total", f"no process of {who} ever fits in its total (mpsagent-cli policy check)")
         if not total.fits(used, more):

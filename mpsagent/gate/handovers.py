@@ -100,8 +100,9 @@ class Instance:
         self._not_ready = 0.0
         self._list_from = self._list_pause = 0.0
         """When MPS may be asked again which contexts there are."""
-        self._limited = self._lifting = False
-        """The daemon may have limits that were set here; where limits are to be left alone, they are lifted once."""
+        self._limited, self._lifting = True, False
+        """The daemon may have limits that were set here, perhaps by an earlier gate. If limits are to be left alone,
+        they are lifted once."""
         self._settling: dict[Process, list[int]] = {}
         """Copies of what leads clients to their servers, until these have settled."""
         self._lost: dict[Process, None] = {}
@@ -283,7 +284,7 @@ class Instance:
         """The descriptor is about to go out; whether the client's process lives, and the server that it started on."""
         if self._lost_start(handing.connection.process):
             return False
-        return self._processes.prepare(handing.connection, handing.machine.limits, self.name)
+        return self._processes.prepare(handing.connection, handing.limits, self.name)
 
     def doubt(self, handing: Handing, what: handover.Doubt) -> None:
         self._tell(link.Unconfirmed(handing.connection.peer.uid, what.wanted, what.why))
@@ -329,7 +330,8 @@ class Instance:
             self._not_ready = 0.0
             self._queue.rested(self.name, who.uid)
             self._queue.took(who.uid, now - handing.given, now, lost=False)
-        known = self._processes.passed(connection, outcome.limits, self.name)
+        limits = handing.limits
+        known = self._processes.passed(connection, limits, self.name, fail_safe=outcome.fail_safe)
         if known.connections > 1:  # the first is its channel; MPS's list says which came to nothing
             self._queue.places(self.name).opened(known.process, now)
         self._list_pause = 0.0
@@ -341,7 +343,7 @@ class Instance:
                 who.pid,
                 who.uid,
                 connection.start,
-                outcome.limits,
+                limits,
                 seconds,
                 time.monotonic(),
                 outcome.fail_safe,
@@ -474,7 +476,9 @@ class Instance:
             return
         connection, announcement = self._cut.popleft()
         limits = announcement.name.limits or Limits()
-        self._handing(connection, HandOver(Plan(limits, limits))).resume(announcement)
+        handing = self._handing(connection, HandOver(Plan(limits, limits)))
+        handing.unknown = announcement.name.limits is None
+        handing.resume(announcement)
 
     def resume_passing(self, connection: Connection) -> None:
         """The last gate may have passed the descriptor on, or was about to, and its connection to the daemon is not in
@@ -494,8 +498,8 @@ class Instance:
         """By an earlier gate, and it has gone on."""
         known = self._queue.known_process(connection.process)
         self._queue.places(self.name).doubtful = True
-        if known is None and self._processes.prepare(connection, Limits(), self.name):
-            self._processes.passed(connection, Limits(), self.name).limits = None
+        if known is None and self._processes.prepare(connection, None, self.name):
+            self._processes.passed(connection, None, self.name)
         self._holding.close(connection)
 
 
@@ -507,6 +511,8 @@ class Handing:
         self.connection = connection
         self.machine = machine
         self.began = self.given = instance.lane.loop.time()
+        self.unknown = False
+        """An earlier gate set the limits and did not say which."""
         self._instance = instance
         self._lane = instance.lane
         self._run: Run | None = None
@@ -518,6 +524,11 @@ class Handing:
         self._stage: Stage | None = None
         self._actions: deque[handover.Action] = deque()
         self._acting = False
+
+    @property
+    def limits(self) -> Limits | None:
+        """The limits that the client gets; None: unknown."""
+        return None if self.unknown else self.machine.limits
 
     def start(self) -> None:
         self._do(self.machine.start())

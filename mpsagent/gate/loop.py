@@ -324,7 +324,7 @@ class Gate:
     def _known(self, one: KnownProcess) -> Outgoing:
         message = link.Known(
             one.pid, one.uid, one.gid, one.start, one.since, one.limits, peers.cgroup(one.pid), one.connections,
-            one.instance,
+            one.instance, one.most, one.fail_safe,
         )  # fmt: skip
         return message, self._pidfd_of(one.process)
 
@@ -354,7 +354,7 @@ class Gate:
                 self._processes.release(process, message.connections, given=given)
             case link.Found():
                 name = self._instances.get(message.instance).name
-                found = self._processes.found((message.pid, message.start), message.uid, message.limits, name)
+                found = self._processes.found(message, name)
                 if found is not None:
                     self._tell(*self._known(found))
             case link.Instances():

@@ -32,8 +32,9 @@ Process = tuple[int, int]
 
 @dataclass(slots=True)
 class KnownProcess:
-    """A process that was handed over and lives, with the limits of its last hand-over. ``listed``: its contexts by
-    device; ``opened``: when further ones were handed over."""
+    """A process that was handed over and lives. ``limits``: those of its last hand-over, ``most``: the most that any of
+    its hand-overs gave it, None: unknown. ``listed``: its contexts by device; ``opened``: when further ones were handed
+    over; ``fail_safe``: the strictest limits were taken."""
 
     pid: int
     uid: int
@@ -47,6 +48,16 @@ class KnownProcess:
     """An earlier gate knew it, and may have died in its first hand-over, which this gate then counts again."""
     listed: Counter[int] = field(default_factory=Counter)
     opened: list[float] = field(default_factory=list)
+    most: Limits | None = None
+    fail_safe: bool = False
+    unseen: bool = False
+    """It came through another process, and has not passed itself."""
+
+    def given(self, limits: Limits | None) -> None:
+        """Note the limits of a further hand-over."""
+        self.most = None if self.most is None or limits is None else self.most.joined(limits)
+        self.limits = limits
+        self.unseen = False
 
     @property
     def process(self) -> Process:

@@ -8,19 +8,23 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mpsagent.gate import identity, peers
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.queue import KnownProcess, Process, Queue
 from mpsagent.gate.store import KnownName, Store
 from mpsagent.mps.limits import Limits
+from mpsagent.wire.link import Found
 
 
 @dataclass(slots=True)
 class _Watched:
+    """``since``: when its first hand-over began, on the monotonic clock."""
+
     pidfd: int
     name: str
+    since: float
 
 
 @dataclass(eq=False, repr=False)
@@ -33,12 +37,17 @@ class KnownProcesses:
     _ended: Callable[[Process], None]
     _watched: dict[Process, _Watched] = field(default_factory=dict, init=False)
 
-    def prepare(self, connection: Connection, limits: Limits, instance: str) -> bool:
+    def prepare(self, connection: Connection, limits: Limits | None, instance: str) -> bool:
         """Before the descriptor goes out: from then on the process counts, whatever happens to this gate. False when it
-        has ended."""
+        has ended. ``limits`` None: unknown."""
         process = connection.process
         known = self._queue.known_process(process)
-        if known is not None and (known.limits == limits or known.limits is None):
+        coming = self._new(connection, limits, instance) if known is None else replace(known)
+        if known is not None:
+            coming.given(limits)
+        name = self._name(coming)
+        watched = self._watched.get(process)
+        if known is not None and (watched is None or watched.name == name):
             return True
         pidfd = peers.peer_pidfd(connection.sock, *process)
         if pidfd is None:
@@ -46,13 +55,26 @@ class KnownProcesses:
         if identity.has_ended(pidfd):
             os.close(pidfd)
             return False
-        since = known.since if known is not None else time.monotonic()
-        who = connection.peer
-        name = str(KnownName(who.uid, who.gid, connection.start, since, limits, instance))
-        self._replace(process, pidfd, name)
+        self._replace(coming, pidfd, name)
         return True
 
-    def _replace(self, process: Process, pidfd: int, name: str) -> None:
+    def _new(self, connection: Connection, limits: Limits | None, instance: str) -> KnownProcess:
+        who, watched = connection.peer, self._watched.get(connection.process)
+        prepared = watched is not None and self._queue.left(connection.process) is None
+        since = watched.since if watched is not None and prepared else time.monotonic()
+        return KnownProcess(
+            who.pid, who.uid, who.gid, connection.start, since, limits, instance=instance, most=limits
+        )  # fmt: skip
+
+    def _name(self, known: KnownProcess) -> str:
+        """Return the name in the store, which says what a later gate is to know of this process."""
+        limits = None if known.most is None else known.limits
+        own = self._queue.is_own(known.process)
+        of = known.uid, known.gid, known.start, known.since, limits, known.instance
+        return str(KnownName(*of, unseen=known.unseen, own=own, most=known.most))
+
+    def _replace(self, known: KnownProcess, pidfd: int, name: str) -> None:
+        process = known.process
         before = self._watched.get(process)
         self._store.keep(name, pidfd)
         if before is not None:
@@ -60,7 +82,7 @@ class KnownProcesses:
             if before.name != name:
                 self._store.drop(before.name)
             os.close(before.pidfd)
-        self._watched[process] = _Watched(pidfd, name)
+        self._watched[process] = _Watched(pidfd, name, known.since)
         self._loop.add_reader(pidfd, self._end, process)
 
     def lives(self, connection: Connection) -> bool:
@@ -68,17 +90,18 @@ class KnownProcesses:
         watched = self._watched.get(connection.process)
         return watched is not None and not identity.has_ended(watched.pidfd)
 
-    def passed(self, connection: Connection, limits: Limits, instance: str) -> KnownProcess:
+    def passed(
+        self, connection: Connection, limits: Limits | None, instance: str, *, fail_safe: bool = False
+    ) -> KnownProcess:
         """The hand-over is done."""
         process = connection.process
         known = self._queue.known_process(process)
         if known is None:
-            who = connection.peer
-            known = KnownProcess(
-                who.pid, who.uid, who.gid, connection.start, time.monotonic(), limits, instance=instance
-            )
+            known = self._new(connection, limits, instance)
             self._queue.know(known)
-        known.limits = limits
+        else:
+            known.given(limits)
+        known.fail_safe = fail_safe
         known.connections += 1
         if process not in self._watched:  # it has gone already
             self._forget(process)
@@ -87,10 +110,13 @@ class KnownProcesses:
     def not_passed(self, connection: Connection) -> None:
         """The hand-over came to nothing after :meth:`prepare`."""
         process = connection.process
+        known = self._queue.known_process(process)
         if (left := self._queue.left(process)) is not None:
             self._stays(left)
-        elif self._queue.known_process(process) is None:
+        elif known is None:
             self._forget(process)
+        else:
+            self._write(known, self._name(known))
 
     def restore(self, name: str, said: KnownName, pidfd: int, instance: str) -> bool:
         """A pidfd out of the store; False when its process has gone (the descriptor is closed then)."""
@@ -101,20 +127,24 @@ class KnownProcesses:
                 os.close(pidfd)
             return False
         known = KnownProcess(
-            pid, said.uid, said.gid, said.start, said.since, said.limits, 0 if said.unseen else 1, instance, True
-        )
+            pid, said.uid, said.gid, said.start, said.since, said.limits, 0 if said.unseen else 1, instance, True,
+            most=said.most or said.limits, unseen=said.unseen,
+        )  # fmt: skip
         if said.left:
             self._queue.leave(known)
         else:
             self._queue.know(known)
             self._queue.places(instance).doubtful = True
-        self._watched[process] = _Watched(pidfd, name)
+        if said.own:
+            self._queue.keep_own(process)
+        self._watched[process] = _Watched(pidfd, name, said.since)
         self._loop.add_reader(pidfd, self._end, process)
         return True
 
-    def found(self, process: Process, uid: int, limits: Limits, instance: str) -> KnownProcess | None:
-        """One that MPS has and that came through another: it counts from now on. None when it is no process of that
-        user's, or has ended."""
+    def found(self, said: Found, instance: str) -> KnownProcess | None:
+        """Return a process that the agent says is a client of MPS: it counts from now on. None if it is not a process
+        of that user, or has ended."""
+        process, uid = (said.pid, said.start), said.uid
         known = self._queue.known_process(process)
         pidfd = peers.open_pidfd(*process) if known is None else None
         if pidfd is None:
@@ -123,9 +153,12 @@ class KnownProcesses:
         if gid is None or identity.has_ended(pidfd):
             os.close(pidfd)
             return None
-        known = KnownProcess(process[0], uid, gid, process[1], time.monotonic(), limits, instance=instance)
+        known = KnownProcess(
+            said.pid, uid, gid, said.start, time.monotonic(), said.limits, said.connections, instance, most=said.most,
+            unseen=not said.connections,
+        )  # fmt: skip
         self._queue.know(known)
-        self._replace(process, pidfd, str(KnownName(uid, gid, process[1], known.since, limits, instance, True)))
+        self._replace(known, pidfd, self._name(known))
         return known
 
     def release(self, process: Process, connections: int | None = None, *, given: bool = False) -> None:
@@ -146,15 +179,18 @@ class KnownProcesses:
 
     def _stays(self, left: KnownProcess) -> None:
         """Who has left its server lies in the store as that."""
-        name = str(KnownName(left.uid, left.gid, left.start, left.since, None, left.instance, left=True))
-        watched = self._watched.get(left.process)
+        self._write(left, str(KnownName(left.uid, left.gid, left.start, left.since, None, left.instance, left=True)))
+
+    def _write(self, known: KnownProcess, name: str) -> None:
+        """Keep the process in the store under this name."""
+        watched = self._watched.get(known.process)
         if watched is not None and watched.name == name:
             return
-        pidfd = peers.open_pidfd(*left.process)  # another one, because systemd keeps none twice
+        pidfd = peers.open_pidfd(*known.process)  # another one, because systemd keeps none twice
         if pidfd is None:
-            self._forget(left.process)
+            self._forget(known.process)
         else:
-            self._replace(left.process, pidfd, name)
+            self._replace(known, pidfd, name)
 
     def pidfd(self, process: Process) -> int | None:
         """A copy, for another owner to close."""

@@ -219,6 +219,15 @@ class Queue:
         """Where this user has known processes; None: nowhere."""
         return next((name for name, places in self._places.items() if places.of_user[uid]), None)
 
+    def is_own(self, process: Process) -> bool:
+        """Whether it was, or is being, handed over with limits of its own, not those of its user."""
+        return process in self._own
+
+    def keep_own(self, process: Process) -> None:
+        """Note that an earlier gate handed it over with limits of its own. Its job, if that is bounded, is in the
+        table."""
+        self._own[process] = ""
+
     # --- which instance ---
 
     def place(self, uid: int, instance: str | None) -> None:

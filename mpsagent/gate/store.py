@@ -27,6 +27,8 @@ LONGEST_NAME = 250
 """systemd takes names of at most 255 characters."""
 BELOW_NORMAL = "-"
 """In a name, after the limits: the client has the lower priority."""
+MOST = "+"
+"""In a name, after the limits: the most that any hand-over gave follows, where that is more than the last one gave."""
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -45,7 +47,8 @@ class ConnectionName:
 @dataclass(frozen=True, slots=True)
 class KnownName:
     """The pidfd of a process that was handed over, or came through another one (``unseen``); ``left``: it has left its
-    server, and only its instance counts. ``since`` in seconds."""
+    server, and only its instance counts. ``since`` in seconds. ``limits`` None: unknown; ``most``: the most that any of
+    its hand-overs gave it, None: the last one did; ``own``: its limits are its own, not those of its user."""
 
     uid: int
     gid: int
@@ -55,10 +58,13 @@ class KnownName:
     instance: str = ""
     unseen: bool = False
     left: bool = False
+    own: bool = False
+    most: Limits | None = None
 
     def __str__(self) -> str:
         numbers = self.uid, self.gid, self.start, round(self.since * 1000)
-        return _name("l" if self.left else "u" if self.unseen else "k", numbers, self.limits, self.instance)
+        letter = "l" if self.left else "u" if self.unseen else "o" if self.own else "k"
+        return _name(letter, numbers, self.limits, self.instance, self.most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +85,11 @@ class DaemonName:
         return _name("d", numbers, self.limits, self.instance)
 
 
-def _name(letter: str, numbers: Iterable[int], limits: Limits | None, instance: str) -> str:
-    """Without the limits where it would be too long with them."""
+def _name(letter: str, numbers: Iterable[int], limits: Limits | None, instance: str, most: Limits | None = None) -> str:
+    """Return the name without the limits if it would be too long with them."""
     words = [*map(_short, numbers), *([] if limits is None else _limit_words(limits))]
+    if limits is not None and most is not None and most != limits:
+        words += [MOST, *_limit_words(most)]
     text = letter + ".".join(words) + (f"@{instance}" if instance else "")
     return text if limits is None or len(text) < LONGEST_NAME else _name(letter, numbers, None, instance)
 
@@ -103,13 +111,15 @@ def parse_name(text: str) -> ConnectionName | KnownName | DaemonName | None:
     """None for a name that is not ours."""
     text, at, instance = text.partition("@")
     letter, words = text[:1], text[1:].split(".")
-    count = {"c": 2, "p": 2, "k": 4, "u": 4, "l": 4, "d": 5}.get(letter)
+    count = {"c": 2, "p": 2, "k": 4, "o": 4, "u": 4, "l": 4, "d": 5}.get(letter)
     if count is None or len(words) < count or (at and not instance_name(instance)):
         return None
     try:
         numbers = [_long(word) for word in words[:count]]
-        limits = _limits_of(words[count:]) if len(words) > count else None
-    except ValueError:
+        end = words.index(MOST) if count == 4 and MOST in words else len(words)
+        limits = _limits_of(words[count:end]) if end > count else None
+        most = _limits_of(words[end + 1 :]) if end < len(words) else None
+    except (ValueError, IndexError):
         return None
     if letter == "d":
         number, generation, uid, gid, fail_safe = numbers
@@ -118,7 +128,8 @@ def parse_name(text: str) -> ConnectionName | KnownName | DaemonName | None:
         uid, gid, start, since = numbers
         if since >= 1 << 50:  # milliseconds, of which a float keeps no more
             return None
-        return KnownName(uid, gid, start, since / 1000, limits, instance, letter == "u", letter == "l")
+        unseen, left, own = letter == "u", letter == "l", letter == "o"
+        return KnownName(uid, gid, start, since / 1000, limits, instance, unseen, left, own, most)
     return ConnectionName(numbers[0], numbers[1], letter == "p") if limits is None else None
 
 
@@ -197,7 +208,7 @@ class Store:
         self._names.add(name)
         self._used += len(name) + 1
         # systemd would drop a socket that hangs up, and with it the client's last word (FDPOLL, systemd 246)
-        poll = "" if name[:1] in ("k", "u", "l") else "\nFDPOLL=0"
+        poll = "" if name[:1] in ("k", "o", "u", "l") else "\nFDPOLL=0"
         self._tell(f"FDSTORE=1\nFDNAME={name}{poll}".encode(), descriptor)
         return True
 

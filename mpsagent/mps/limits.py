@@ -23,6 +23,12 @@ class Limits:
         """0.1 is the smallest percentage that MPS takes (recording 01, S2)."""
         return replace(self, threads=min(100.0, max(0.1, self.threads)))
 
+    def joined(self, other: Limits) -> Limits:
+        """Return the larger limit of each kind. A device has no limit if one of the two has none."""
+        devices = self.memory.keys() & other.memory.keys()
+        memory = {device: max(self.memory[device], other.memory[device]) for device in devices}
+        return replace(self, threads=max(self.threads, other.threads), memory=memory)
+
     def as_json(self) -> dict[str, object]:
         """Device ordinals as text, because JSON's keys are. ``below_normal`` is there when it is true."""
         lower = {"below_normal": True} if self.below_normal else {}

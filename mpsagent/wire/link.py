@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from mpsagent.mps.limits import Limits, Total
 from mpsagent.wire.codec import decoder
 
-VERSION = 6
+VERSION = 7
 """Another one for each change of what is said here: a peer passes over what it does not know, and would do half."""
 
 
@@ -54,8 +54,9 @@ class Knock:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A process that was handed over and lives. ``limits`` None: handed over by an earlier gate that could not say;
-    ``connections`` 0: it came through another process (:class:`Found`)."""
+    """A process that was handed over and lives. ``limits``: those of its last hand-over, ``most``: the most that any of
+    its hand-overs gave it, each None where the gate does not know it; ``fail_safe``: the strictest limits were taken;
+    ``connections``: how often it passed this gate, 0: it came through another process (:class:`Found`)."""
 
     kind: ClassVar[str] = "known"
     pid: int
@@ -67,6 +68,8 @@ class Known:
     cgroup: str | None = None
     connections: int = 1
     instance: str = ""
+    most: Limits | None = None
+    fail_safe: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +101,15 @@ class Handing:
 class Passed:
     """The client has the descriptor. ``acknowledged`` False: it has not confirmed in time, or before it hung up, that
     it has met its server, and lives; its connection was used up for it, and it counts until it ends. ``status``: what
-    it says of that meeting, 0 for well or a CUDA error; 807 in FAULT (measured on an H100, answer 8)."""
+    it says of that meeting, 0 for well or a CUDA error; 807 in FAULT (measured on an H100, answer 8). ``limits`` None:
+    an earlier gate began the hand-over, and its limits are not known."""
 
     kind: ClassVar[str] = "passed"
     connection: int
     pid: int
     uid: int
     start: int
-    limits: Limits
+    limits: Limits | None
     seconds: float
     at: float
     fail_safe: bool = False
@@ -293,8 +297,8 @@ class Refuse:
 @dataclass(frozen=True, slots=True)
 class Release:
     """The process has left its server: it is not known any more, and its next connection is that of a new client, at
-    the same instance. Not where it has passed since: ``connections`` says how often it had, as far as the agent
-    knows; None: whatever it does."""
+    the same instance. Not if it has passed since: ``connections`` is how often it had passed this gate, as far as the
+    gate has told the agent; None: whatever it does."""
 
     kind: ClassVar[str] = "release"
     pid: int
@@ -304,15 +308,18 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """MPS has this process as a client of the instance, though it never came to the gate: it came through another one.
-    From now on it is known, counts for its user, and is told of as :class:`Known`."""
+    """A process is a client of the instance, and this gate has not told of it: it came through another process, or
+    passed an earlier gate that left nothing behind. From now on it is known, counts for its user, and is told of as
+    :class:`Known`. ``limits``, ``most``, ``connections``: as there."""
 
     kind: ClassVar[str] = "found"
     pid: int
     uid: int
     start: int
-    limits: Limits
+    limits: Limits | None = None
     instance: str = ""
+    most: Limits | None = None
+    connections: int = 0
 
 
 @dataclass(frozen=True, slots=True)

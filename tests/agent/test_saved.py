@@ -227,13 +227,40 @@ def test_a_number_that_is_used_again_is_another_client() -> None:
     assert [type(one).__name__ for one in found] == ["ClientEnded", "ClientConnected"]
 
 
-def test_who_waits_and_for_how_long_clients_had_waited_is_kept() -> None:
+CLIENT = inp.Remembered(
+    880.0, 12.346, Limits(40.0, {0: 5, 1: 7}, below_normal=True), {0: 9}, True, 3, True, "faulted", 4, "slurm-7"
+)
+
+
+UNLIMITED = CLIENT._replace(limits=Limits(20.0), most_memory={}, fail_safe=False)
+"""After a hand-over without a memory limit."""
+
+
+def test_who_waits_and_what_is_known_of_clients_is_kept() -> None:
     one = core()
-    one.receive_all(told(at_work()._replace(waited=12.3456), waits(950.0)), NOW)
-    rows = {"waiting": saved.waiting_rows(one), "waited": saved.waited_rows(one)}
-    assert saved.waits(json.loads(json.dumps(rows))) == (frozenset({1002}), {(71, ALICE.start): 12.346})
-    for broken in ({"waited": 7}, {"waiting": ["x"]}, {"waited": [[1]]}, {}):
-        assert saved.waits(broken) == (frozenset(), {})
+    one.receive_all(told(at_work()._replace(earlier=CLIENT), waits(950.0)), NOW)
+    rows = json.loads(json.dumps({"waiting": saved.waiting_rows(one), "clients": saved.client_rows(one)}))
+    assert saved.waited_here(rows) == frozenset({1002})
+    told_again = {(71, ALICE.start): saved.Kept(ALICE._replace(command=""), None, UNLIMITED)}
+    assert saved.clients(rows, NOW) == told_again, "the limits are those that the gate says"
+    for broken in ({"clients": 7}, {"waiting": ["x"]}, {"clients": [[1]]}, {"clients": [{"pid": 1}]}, {}):
+        assert (saved.waited_here(broken), saved.clients(broken, NOW)) == (frozenset(), {})
+
+
+def test_a_client_that_the_gate_does_not_know_is_as_the_earlier_agent_knew_it() -> None:
+    """And the gate is told of it, with all that is known."""
+    one = core()
+    hello, synced = told()
+    actions = one.receive_all([hello, inp.ClientRemembered(NOW, ALICE, CLIENT), synced], NOW).actions
+    client = one.state.clients[ALICE.pid]
+    assert (client.since, client.waited, client.limits, client.most_memory) == CLIENT[:4]
+    assert (client.outcome, client.terminated, client.lease, client.job) == ("faulted", True, 4, "slurm-7")
+    found = [
+        act_.message for act_ in actions if isinstance(act_, act.TellGate) and isinstance(act_.message, link.Found)
+    ]
+    most = Limits(memory={0: 9})
+    assert found == [link.Found(71, 1001, ALICE.start, CLIENT.limits, one.state.policy.instance, most, 3)]
+    assert not one.receive_all([inp.ProcessesSeen(NOW, frozenset(), {})], NOW).actions, "once"
 
 
 def test_what_one_instance_kept_moves_to_the_first_of_several_and_back() -> None:

@@ -288,7 +288,7 @@ class Stage:
     def _found(self, said: link.Found, lane: Key) -> None:
         proc = self.procs.get(said.pid)
         if proc is not None and (proc.uid, proc.start) == (said.uid, said.start):
-            self.gate.found(proc, said.limits, lane)
+            self.gate.found(proc, said, lane)
 
     def _from_gate(self, one: inp.Input) -> None:
         said = one.what if isinstance(one, inp.Of) else one

@@ -11,8 +11,11 @@ def knocked(at: float, connection: int, peer: Peer, since: float) -> GateSaid[li
     return GateSaid(at, link.Knock(connection, *peer[:4], since, *peer[4:7]), lineage=peer.lineage)
 
 
-def known(at: float, peer: Peer, since: float, limits: Limits, connections: int = 1) -> GateSaid[link.Known]:
-    what = link.Known(*peer[:4], since, limits, peer.cgroup, connections)
+def known(
+    at: float, peer: Peer, since: float, limits: Limits | None, connections: int = 1, most: Limits | None = None
+) -> GateSaid[link.Known]:
+    """``most`` None: the limits of the last hand-over are the most that it was given."""
+    what = link.Known(*peer[:4], since, limits, peer.cgroup, connections, most=limits if most is None else most)
     return GateSaid(at, what, peer.command)
 
 

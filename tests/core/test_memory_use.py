@@ -147,6 +147,41 @@ def test_who_was_given_more_earlier_keeps_it() -> None:
     assert stage.working(carol)
 
 
+def test_a_later_agent_judges_by_the_most_that_was_given() -> None:
+    """A reload that lowers the limit reaches the next context of a process. What it was given before is the gate's to
+    know, and a later agent ended it for that."""
+    stage, carol = started_with(ENDS)
+    stage.reload(ENDS.replace('memory = "10G"', 'memory = "5G"'))
+    stage.run(1)
+    stage.gate.knock(carol)
+    stage.run(5)
+    looks(stage, carol, LIMIT)
+    assert [one.memory[0] for one in stage.given(carol)] == [LIMIT, LIMIT, LIMIT // 2]
+    stage.kill_agent()
+    stage.start_agent()
+    stage.run(5)
+    looks(stage, carol, *[LIMIT] * 20)
+    assert stage.working(carol)
+    assert stage.reports("client.unlimited") == []
+
+
+def test_limits_that_are_not_known_end_no_client() -> None:
+    """mpsagent was removed and installed again: the strictest limits were taken for the client's own."""
+    stage, carol = started_with(ENDS + "[user.dave]\nmemory = '1G'\n")
+    stage.kill_agent()
+    stage.gate.forget()
+    stage.identities = {}
+    stage.start_agent()
+    stage.run(5)
+    stage.know(CAROL)
+    looks(stage, carol, *[LIMIT] * 20)
+    assert stage.working(carol)
+    assert stage.reports("client.unlimited") == []
+    assert stage.core is not None
+    client = stage.core.state.clients[carol.pid]
+    assert (client.limits, client.most_memory) == (None, None)
+
+
 def test_one_that_is_paused_goes_on_before_it_is_asked_to_end() -> None:
     """A stopped client cannot answer, and its unanswered end is a fault for its neighbours (X13)."""
     stage = started(PAUSE.replace("[limits]", '[limits]\nover_limits = "terminate"'))

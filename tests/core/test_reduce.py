@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpsagent.core import actions as act
+from mpsagent.core import admission
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
 from mpsagent.core.model import State, Status
 from mpsagent.core.reduce import reduce
+from mpsagent.core.view import View
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Limits
 from mpsagent.wire import link
@@ -229,6 +231,24 @@ def test_leaving_is_a_hint_until_mps_says_so() -> None:
     assert (back.clients[200].detached, back.clients[200].connections) == (None, 2)
 
 
+def test_a_new_gate_counts_anew_how_often_a_process_passed() -> None:
+    """A release that crosses a hand-over was believed: the agent named its own count, which was larger."""
+    more = said.passed(3, 5, PEER, Limits(), False, 0.1)
+    state = apply(knocked(passed(daemon(*READY)), 5), more)
+    hello = [inp.GateSaid(4, link.Hello(61, 0.0)), said.known(4, PEER, 1.0, Limits()), inp.GateSaid(4, link.Synced())]
+    state = apply_all(state, [inp.GateLost(3.5), *hello, inp.ControlGone(5, 10)])
+    decision = admission.decide(View(state), admission.Memory(), 6.0)
+    told = [one.message for one in decision.actions if isinstance(one, act.TellGate)]
+    assert [one for one in told if isinstance(one, link.Release)] == [link.Release(PEER.pid, PEER.start, 1)]
+
+
+def test_a_client_with_a_sticky_error_has_it_for_a_later_agent_too() -> None:
+    """It was on record as ended well."""
+    lines = [ev.ContextConnected(2, 100, 200, 1), ev.FaultStarted(3, 100), ev.FaultClient(3, 100, 200)]
+    state = apply(daemon(*READY, *lines), said.known(5, PEER, 1.5, Limits()))
+    assert state.clients[200].outcome == "faulted"
+
+
 def test_a_gate_that_cannot_say_the_limits_of_a_known_process_changes_none() -> None:
     """It took the process over from an earlier gate. Unlimited, as it was taken for, it is nowhere else."""
     what = link.Known(PEER.pid, PEER.uid, PEER.gid, PEER.start, 1.0, None, connections=2)
@@ -270,7 +290,7 @@ _FIELDS: dict[str, st.SearchStrategy[object]] = {
     "at": st.floats(0, 100), "started": st.floats(0, 100), "since": st.floats(0, 100), "seconds": st.floats(0, 9),
     "socket": st.just("/s"), "text": st.sampled_from(["quit", "ps", "UI closed", "GPU"]), "source": st.just("control"),
     "percent": st.floats(0, 100), "size": st.integers(0, 1 << 40), "number": st.sampled_from([0, 5, 48, 590]),
-    "context": st.integers(0, 3), "limits": _LIMITS,
+    "context": st.integers(0, 3), "limits": st.none() | _LIMITS, "most": st.none() | _LIMITS,
     "fail_safe": st.booleans(), "stage": st.just("answer"), "why": st.just("x"), "lost": st.booleans(),
     "command": st.sampled_from(["quit", "terminate_client 1 2", "ps"]), "known": st.booleans(), "greeting": st.just(""),
     "servers": st.dictionaries(_SMALL, _SMALL, max_size=3), "known_before": st.frozensets(_SMALL, max_size=3),

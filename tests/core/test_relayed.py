@@ -144,14 +144,27 @@ def test_it_has_the_limits_of_the_process_that_it_came_through() -> None:
     later = stage.relayed(ALICE, first)
     stage.run(1)
     told = {one.pid: one.limits for one in stage.actions(link.Found)}
-    assert told == {through.pid: before, later.pid: stage.limits(ALICE)}
+    assert told == {through.pid: before, later.pid: None}, "limits that are not known are not guessed"
 
 
-def test_of_several_that_it_may_have_come_through_the_last_one_of_its_user_counts() -> None:
-    clients = {pid: SimpleNamespace(pid=pid, uid=uid, since=float(pid), limits=Limits(10.0 * pid))
-               for pid, uid in ((1, ALICE), (2, ALICE), (3, BOB))}  # fmt: skip
+def carrier(stage: Stage, uid: int) -> Proc:
+    """A process that passed the gate and has no context: others came through it."""
+    stage.log_lag = lambda: None
+    one = stage.client(uid)
+    stage.run(0.5)
+    stage.mps.leave(one)
+    stage.log_lag = lambda: 0.002
+    return one
+
+
+@pytest.mark.parametrize(("second", "given"), [(10.0, Limits(10.0)), (20.0, None)], ids=["alike", "different"])
+def test_of_several_that_it_may_have_come_through_those_of_its_user_count(second: float, given: Limits | None) -> None:
+    """With different limits it is not known which of them it has."""
+    clients = {pid: Client(inp.Peer(pid, uid, uid, 1), float(pid), limits=Limits(threads))
+               for pid, uid, threads in ((1, ALICE, 10.0), (2, ALICE, second), (3, BOB, 50.0))}  # fmt: skip
     state = SimpleNamespace(clients=clients, server_of=lambda pid: None)
-    assert relayed._limits(cast("View", SimpleNamespace(state=state)), ALICE) == Limits(20.0)
+    view = cast("View", SimpleNamespace(state=state, name="gpu"))
+    assert relayed._found(view, 77, SEEN._replace(uid=ALICE)).limits == given
 
 
 def test_it_is_asked_about_rarely() -> None:
@@ -313,6 +326,7 @@ def test_the_youngest_beyond_a_total_is_ended_and_nobody_who_passed_the_gate(job
         share = Share("lease 1", total_threads=80.0, job="slurm-17")
         stage.feed(inp.LeaseGiven(stage.now, Lease(1, share, stage.now, stage.now + 99, 0, 1003, name="slurm-17")))
     first = at_work(stage, 1003)
+    carrier(stage, 1003)
     older, younger = stage.relayed(1003, first), stage.relayed(1003, first)
     stage.run(3)
     assert stage.working(first)

@@ -318,7 +318,9 @@ class Gate:
         self.lanes: dict[Process, Key] = {}
         """Where a process that is known has passed."""
         self.connections: dict[Process, int] = {}
-        self.passed: dict[Process, tuple[float, Limits]] = {}
+        self.passed: dict[Process, tuple[float, Limits | None]] = {}
+        """When it passed first, and the limits of its last hand-over."""
+        self.most: dict[Process, Limits | None] = {}
         self.numbers = count(1)
         self.given: list[Given] = []
         self.came: dict[Process, int] = {}
@@ -348,7 +350,8 @@ class Gate:
         told: list[inp.Input] = [inp.GateSaid(now, link.Hello(self.pid, 1000.0))]
         told += [self._knock(one) for one in self.held.values()]
         for p in self.known.values():
-            said = known(now, _peer(p), *self.passed[p.key], self.connections.get(p.key, 1))
+            most = self.most.get(p.key)
+            said = known(now, _peer(p), *self.passed[p.key], self.connections.get(p.key, 1), most)
             told.append(self.ways[self.lanes.get(p.key)].of(said))
         return [*told, inp.GateSaid(now, link.Synced())]
 
@@ -364,17 +367,27 @@ class Gate:
             self._applied(way)
             self.pump()
 
-    def found(self, proc: Proc, limits: Limits, lane: Key = None) -> None:
-        """It came through another process."""
-        self.known[proc.key], self.ever[proc.key], self.connections[proc.key] = proc, proc.uid, 0
-        self.lanes[proc.key], self.passed[proc.key] = lane, (self.clock.now, limits)
-        self.tell(self.ways[lane].of(known(self.clock.now, _peer(proc), *self.passed[proc.key], 0)))
+    def found(self, proc: Proc, said: link.Found, lane: Key = None) -> None:
+        """It came through another process, or passed a gate that left nothing behind."""
+        if proc.key not in self.known:
+            self.known[proc.key], self.ever[proc.key], self.connections[proc.key] = proc, proc.uid, said.connections
+            self.lanes[proc.key], self.passed[proc.key] = lane, (self.clock.now, said.limits)
+            self.most[proc.key] = said.most
+        given, connections, most = self.passed[proc.key], self.connections[proc.key], self.most.get(proc.key)
+        self.tell(self.ways[lane].of(known(self.clock.now, _peer(proc), *given, connections, most)))
 
     def refuse(self, number: int) -> None:
         one = self.held.get(number)
         if one is not None and all(one is not way.handing for way in self.ways.values()):
             del self.held[number]
             self.turned_away.append(one.proc.pid)
+
+    def forget(self) -> None:
+        """It is stopped and started, and its descriptor store is lost."""
+        self.known.clear()
+        self.connections.clear()
+        self.passed.clear()
+        self.most.clear()
 
     def release(self, process: Process) -> None:
         self.known.pop(process, None)
@@ -413,7 +426,7 @@ class Gate:
 
     def _limits(self, way: Way, one: Connection, user: link.User) -> Limits:
         if one.proc.key in self.own and one.proc.key in self.known:
-            return self.passed[one.proc.key][1]
+            return self.passed[one.proc.key][1] or user.limits
         if user.named:
             self.own[one.proc.key] = self.job(way, one.proc)
         named = way.table.processes.get(one.proc.key)
@@ -428,7 +441,7 @@ class Gate:
         if job is None:
             return True
         there = [p for p in self.known.values() if p is not proc and self.job(way, p) == job.name]
-        used = [self.passed[p.key][1] for p in there]
+        used = [self.passed[p.key][1] or limits for p in there]
         fits = job.total is None or job.total.fits(used, limits)
         return fits and (job.max_clients is None or len(used) < job.max_clients)
 
@@ -444,7 +457,7 @@ class Gate:
                 if user is None or (one.proc.key in self.known) is not kin or (kin and one.proc.key not in places):
                     continue
                 limits = self._limits(way, one, user)
-                used = [self.passed[p.key][1] for p in here if p.uid == one.proc.uid]
+                used = [self.passed[p.key][1] or user.limits for p in here if p.uid == one.proc.uid]
                 full = user.max_clients is not None and len(used) >= user.max_clients
                 full = full or (user.total is not None and not user.total.fits(used, limits))
                 full = full or (user.named and one.proc.key not in table.processes)
@@ -473,7 +486,9 @@ class Gate:
             self.known[proc.key], self.lanes[proc.key] = proc, way.lane
             self.ever[proc.key] = proc.uid
             self.connections[proc.key] = self.connections.get(proc.key, 0) + 1
-            self.passed[proc.key] = self.passed.get(proc.key, (now, limits))[0], limits
+            before, most = self.passed.get(proc.key), self.most.get(proc.key)
+            self.most[proc.key] = limits if before is None else None if most is None else most.joined(limits)
+            self.passed[proc.key] = now if before is None else before[0], limits
             self.given.append(Given(now, proc.pid, proc.uid, limits))
             peer = inp.Peer(proc.pid, proc.uid, 0, proc.start)
             self.tell(way.of(passed(now, one.number, peer, limits, False, now - began)))
