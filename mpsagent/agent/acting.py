@@ -205,7 +205,8 @@ class Acting:
     async def give_lease(self, body: Json, by: int) -> Json:
         """A share for a job, in place of an earlier one of that name."""
         first, now = self._agents[0], self._clock.now()
-        asked, process, given = lease_body.asked(body, now), None, first.state.leases
+        asked, process = lease_body.asked(body, now - self._clock.shift()), None
+        given = first.state.leases
         earlier = [one for one in given if asked.name is not None and one.name == asked.name]
         if len(given) - len(earlier) >= MOST_LEASES:
             raise Problem(409, f"there are {MOST_LEASES} leases already", "lease")

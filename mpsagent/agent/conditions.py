@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from mpsagent.agent.condition import Condition
 from mpsagent.core import pause_room, quitting
 from mpsagent.core.engine import Core
-from mpsagent.core.model import Key
+from mpsagent.core.model import Key, Status
 from mpsagent.core.view import View
+from mpsagent.mps.units import duration_text
 
 
 class Conditions:
@@ -119,6 +120,8 @@ def note_lane(conditions: Conditions, core: Core, lane: Key, now: float) -> None
         who = ", ".join(f"client {pid} of uid {uid} on server {server.pid}" for pid, uid, server in kept[:MOST_NAMED])
         what = f"a process that has ended keeps its place and its memory, because another one holds them open: {who}"
     conditions.set("kept open", what, now, do)
+    do = "end those processes" if state.policy.enforce_hang else "hangs are only reported (enforce = false); end them"
+    conditions.set("fault", _lasting_fault(view, now), now, f"{do}: until then all clients of that server are held")
     gate, of_gate = state.gate, state.lane
     do = "make room there; a gate that starts now without the agent holds all clients"
     conditions.set("gate's table", of_gate.unkept or None if gate else None, now, do)
@@ -128,6 +131,27 @@ def note_lane(conditions: Conditions, core: Core, lane: Key, now: float) -> None
     conditions.set("waiting", _too_long(view, core.memories.turns.left, now), now, "see mpsagent-cli queue")
     for topic, what in (*_gate(view), *_limits(view)):
         conditions.set(topic, what, now, sure=False)
+
+
+FAULT_SLACK = 15.0
+"""Seconds beyond `hang.fault` and `kill_grace` until a FAULT is said to last: a server without such clients is asked
+and shut down by force within 6 s, and reports itself well again some seconds later."""
+
+
+def _lasting_fault(view: View, now: float) -> str | None:
+    """Return which server has been in FAULT for longer than the policy says, and the clients that keep it there."""
+    policy, clients = view.policy, view.state.clients
+    for server in view.state.servers.values():
+        if server.status is not Status.FAULT or server.fault_since is None:
+            continue
+        there = [clients[pid] for pid in server.sticky if pid in clients]
+        grace = max([policy.kill_grace, *(view.rules(one.uid).kill_grace for one in there)])
+        if now <= server.fault_since + policy.hang_fault + grace + FAULT_SLACK:
+            continue
+        who = some([f"client {one.pid} of uid {one.uid}" for one in there])
+        why = f"clients with an error have not exited: {who}" if there else "no client with an error is known"
+        return f"server {server.pid} has been in FAULT for {duration_text(now - server.fault_since)}; {why}"
+    return None
 
 
 def _unidentified(view: View, now: float) -> str | None:

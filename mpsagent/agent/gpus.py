@@ -108,6 +108,13 @@ class Gpus:
         """Compute modes by UUID."""
         return {uuid: one.mode for uuid, one in self.seen.items() if one.mode is not None}
 
+    def serves(self, devices: Sequence[Device]) -> bool:
+        """Return False if NVML has answered and one of these GPUs is lost. What is not known is not lost."""
+        if self.problem is not None or not self.seen:
+            return True
+        found = [self.seen.get(device.uuid) for device in known(tuple(devices))]
+        return all(one is not None and one.problem is None for one in found)
+
     def lost(self) -> str | None:
         """The GPUs that say nothing, in words."""
         return "; ".join(f"GPU {one.uuid or one.number} {one.problem}" for one in self.all if one.problem) or None

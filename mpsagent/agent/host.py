@@ -62,6 +62,8 @@ MOST_PENDING = 256
 """Actions under way at most; more than that are a fault of ours, and said to be one."""
 GPU_WAIT = 3.0
 """Seconds for which the start waits for the GPUs to be known when no agent has found them before."""
+GPU_MOMENT = 0.5
+"""Seconds for which a start of the control daemon waits for them, so that the first client's limits are of these."""
 GPU_AGAIN = 30.0
 """Seconds until a driver that does not answer is asked again."""
 UNMADE = 10.0
@@ -120,6 +122,7 @@ class Agent(Recorder):
         )
         lifted = Lifted(lambda: self.core.state, self.spawn)
         self.observer = Observer(self, self.core, self.clients, self.bypass, lifted, seen, inside, self.take)
+        self._looking: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._scheduled = False
         self._decided_at = float("-inf")
@@ -181,7 +184,7 @@ class Agent(Recorder):
         None: there was none. Raises OSError where the directories are of no use."""
         self.gate.take_up(earlier)
         earlier = earlier or {}
-        looking = self.spawn(self._find_devices())
+        looking = self._look_for_devices()
         await self._begin(self.lanes[None])
         await asyncio.gather(*map(self._made, apart.users(self.name, self._left())))
         self.absorb([*saved.drain(earlier, self.clock.now()), *saved.leases(earlier, self.clock.now())])
@@ -262,15 +265,30 @@ class Agent(Recorder):
 
     # --- start and stop -----------------------------------------------------------------------------------------------
 
+    def _look_for_devices(self) -> asyncio.Task[None]:
+        """Ask for the GPUs, unless that is under way."""
+        if self._looking is None or self._looking.done():
+            self._looking = self.spawn(self._find_devices())
+        return self._looking
+
+    async def _devices_again(self) -> None:
+        """Ask for the GPUs before a control daemon is started: they may be other ones than before, or be divided in
+        another way. While another daemon of this instance holds them they are the same."""
+        if all(lane.supervisor.running is None for lane in self.lanes.values()):
+            await asyncio.wait({self._look_for_devices()}, timeout=GPU_MOMENT)
+
     async def _find_devices(self) -> None:
-        """Ask for the GPUs, again and again until there is an answer."""
+        """Ask for the GPUs, again and again until there is an answer; none where there were some is not an answer."""
         while not self.stopping:
             visible = self.policy.devices
             found = await gpus.find(self.settings, mps_environment(self.policy, self.where), visible)
             now = self.clock.now()
+            if not found and self.devices:
+                found = "none of the GPUs of this instance is there any more"
             if not isinstance(found, str):
                 self.conditions.set("devices", None, now)
-                gpus.remember(self.settings, visible, found)
+                if found != self.devices:
+                    gpus.remember(self.settings, visible, found)
                 self.take([inp.DevicesFound(now, found)])
                 return
             lesser = "the GPUs found last count" if self.devices else "clients get less than their policy until then"
@@ -443,6 +461,8 @@ class Agent(Recorder):
             if lane is None:
                 done = act.Done(self.clock.now(), action, False, "its control daemon is not there any more")
             else:
+                if isinstance(action, act.StartControl):
+                    await self._devices_again()
                 done = await lane.executor.perform(action)
         finally:
             self._pending -= 1

@@ -40,7 +40,7 @@ class Asked:
 
 
 def asked(body: Json, now: float) -> Asked:
-    """Raises Problem(400)."""
+    """Return what a body asks for. ``now`` is of the wall clock, as ``until`` is. Raises Problem(400)."""
     uid, cgroup, pid = body.get("uid"), body.get("cgroup"), body.get("pid")
     if uid is None and cgroup is None and pid is None:
         raise Problem(400, "whose lease?", "uid", "give a uid, a cgroup, a pid, or several of them")

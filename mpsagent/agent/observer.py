@@ -130,6 +130,11 @@ class Observer:
 
     # --- the GPUs -----------------------------------------------------------------------------------------------------
 
+    @property
+    def gpus_serve(self) -> bool:
+        """False if a GPU of this instance is lost, as far as NVML has said."""
+        return self._gpus.serves(self._core.state.devices)
+
     def survey(self) -> None:
         """Look at what computes on our GPUs, and at their compute modes, aside."""
         self._survey_busy, self._looked_at = True, self._clock.now()

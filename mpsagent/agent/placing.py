@@ -267,4 +267,7 @@ class Placing:
                 places = self.places()
 
     def places(self) -> list[placement.Place]:
-        return [placement.place_of(one.policy, one.core.view(), one.gate.coming) for one in self._agents]
+        return [
+            placement.place_of(one.policy, one.core.view(), one.gate.coming, lost=not one.observer.gpus_serve)
+            for one in self._agents
+        ]

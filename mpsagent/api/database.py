@@ -348,7 +348,7 @@ _LIMITS = {
     "memory": "max((SELECT max(value) FROM json_each(more, '$.limits.memory')))",
 }
 _AT_WORK = """
-    SELECT {key}, max(passed, :begin), min(coalesce(ended, :now), :end) FROM sessions
+    SELECT json_array({key}), max(passed, :begin), min(coalesce(ended, :now), :end) FROM sessions
     WHERE kind = '{kind}' AND passed < :end AND coalesce(ended, :now) > :begin AND {whose} ORDER BY 1, passed
 """
 _USE = """
@@ -403,23 +403,28 @@ def report(
             for row in connection.execute(text, values):
                 happened = {name: value or 0 for name, value in zip(wanted, row, strict=False)}
                 add(of(*row[len(wanted) :]), happened, wanted)
-        pauses: dict[int, list[tuple[float, float]]] = {}
-        for uid, begin, end in _stretches(
-            connection.execute(_AT_WORK.format(key="uid", kind="pause", whose="true"), values)
+        pauses: dict[str, list[tuple[float, float]]] = {}
+        for where, begin, end in _stretches(
+            connection.execute(_AT_WORK.format(key="uid, instance", kind="pause", whose="true"), values)
         ):
-            pauses.setdefault(uid, []).append((begin, end))
-        key = "json_array(uid, job)" if by == "job" else "uid"
-        at_work = _stretches(connection.execute(_AT_WORK.format(key=key, kind="client", whose=whose), values))
-        for who, day, begin, end in _by_day(at_work) if by == "day" else ((*one[:1], "", *one[1:]) for one in at_work):
-            uid, *job_name = json.loads(who) if by == "job" else [who]
-            paused = _overlap(pauses[uid], begin, end) if uid in pauses else 0.0
-            row = of(day) if by == "day" else of(uid, *job_name)
-            row["gpu"] += end - begin - paused
-            row["paused"] += paused
+            pauses.setdefault(where, []).append((begin, end))
+        users = {json.loads(where)[0] for where in pauses}
+        key, every = ("uid, job", "uid, instance, job") if by == "job" else ("uid", "uid, instance")
+        present = _stretches(connection.execute(_AT_WORK.format(key=key, kind="client", whose=whose), values))
+        for who, day, begin, end in _by_day(present) if by == "day" else ((*one[:1], "", *one[1:]) for one in present):
+            row = of(day) if by == "day" else of(*json.loads(who))
+            row["paused" if json.loads(who)[0] in users else "gpu"] += end - begin
+        there = _stretches(connection.execute(_AT_WORK.format(key=every, kind="client", whose=whose), values))
+        parts = sorted(part for one in there if json.loads(one[0])[0] in users for part in _working(one, pauses))
+        busy = _stretches(parts)
+        for who, day, begin, end in _by_day(busy) if by == "day" else ((*one[:1], "", *one[1:]) for one in busy):
+            row = of(day) if by == "day" else of(*json.loads(who))
+            row["gpu"] += end - begin
+            row["paused"] -= end - begin
         for number, uid, name, since, until, text in connection.execute(_USE.format(whose=whose), values):
             more = _with_live(json.loads(text), live.get(number))
-            parts: Iterable[tuple[Any, str, float, float]] = [(uid, "", max(since, begins), min(until, ends))]
-            for _, day, begin, end in _by_day([(uid, *one[2:]) for one in parts]) if by == "day" else parts:
+            spans: Iterable[tuple[Any, str, float, float]] = [(uid, "", max(since, begins), min(until, ends))]
+            for _, day, begin, end in _by_day([(uid, *one[2:]) for one in spans]) if by == "day" else spans:
                 row = of(day) if by == "day" else of(uid, name) if by == "job" else of(uid)
                 for column in ("counted", "busy", "energy"):
                     row[column] += more.get(column, 0) * ((end - begin) / (until - since) if until > since else 1)
@@ -454,6 +459,23 @@ def _stretches(rows: Iterable[tuple[Any, float, float]]) -> Iterator[tuple[Any, 
         yield whose, begin, end
 
 
+def _working(
+    stretch: tuple[str, float, float], pauses: Mapping[str, Sequence[tuple[float, float]]]
+) -> Iterator[tuple[str, float, float]]:
+    """Yield the parts of a stretch at one instance in which its user was not paused there, without the instance."""
+    (uid, instance, *job), begin, end = json.loads(stretch[0]), *stretch[1:]
+    who = json.dumps([uid, *job])
+    spans = pauses.get(json.dumps([uid, instance], separators=(",", ":"), ensure_ascii=False), ())
+    for since, until in spans[bisect_right(spans, begin, key=lambda one: one[1]) :]:
+        if since >= end:
+            break
+        if since > begin:
+            yield who, begin, since
+        begin = until
+    if begin < end:
+        yield who, begin, end
+
+
 def _by_day(stretches: Iterable[tuple[Any, float, float]]) -> Iterator[tuple[Any, str, float, float]]:
     day, since, over = "", 0.0, 0.0
     for uid, begin, end in stretches:
@@ -463,13 +485,3 @@ def _by_day(stretches: Iterable[tuple[Any, float, float]]) -> Iterator[tuple[Any
             until = min(end, max(over, begin + 1.0))
             yield uid, day, begin, until
             begin = until
-
-
-def _overlap(spans: Sequence[tuple[float, float]], begin: float, end: float) -> float:
-    """Seconds of the spans, which are in order, that lie between begin and end."""
-    found = 0.0
-    for number in range(bisect_right(spans, begin, key=lambda one: one[1]), len(spans)):
-        if spans[number][0] >= end:
-            break
-        found += min(end, spans[number][1]) - max(begin, spans[number][0])
-    return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -29,6 +30,9 @@ WRITE_STEP = 1000
 """Records of one transaction."""
 TRIM_EVERY = 500
 """Records after which it is looked whether old ones have to go."""
+BELIEVED = 3600.0
+"""Seconds after the api's start until it goes by the wall clock in what is too old. After a boot the clock may be
+months ahead until a time server has been reached, and the agent goes on with the time of its own start."""
 SLOW = 5.0
 """Seconds after which a write that has not come back is said to be a problem."""
 CLOSE_DEADLINE = 2.0
@@ -51,6 +55,7 @@ class History:
         self.size = 1 << 40
         self.lost = 0
         """Records that never reached the disk because it took nothing for more than ``capacity`` records."""
+        self._began = time.monotonic()
         self._path = Path(directory, NAME).absolute() if directory is not None else None
         self._capacity = capacity
         self._records: deque[Record] = deque(maxlen=capacity)
@@ -241,8 +246,10 @@ class History:
             self._database = opened
         self._database.write(batch)
         if batch[-1][0].seq // TRIM_EVERY != (batch[0][0].seq - 1) // TRIM_EVERY:
+            believed = time.monotonic() >= self._began + BELIEVED
+            now = min(batch[-1][0].at, time.time()) if believed else 0.0
             with suppress(sqlite3.OperationalError):  # later, then
-                self._database.trim(batch[-1][0].at, self.keep, self.size)
+                self._database.trim(now, self.keep, self.size)
 
     def _account(self) -> bool:
         """What the last step has brought. False when the disk takes nothing."""

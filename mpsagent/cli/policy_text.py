@@ -137,6 +137,6 @@ def changes(body: Json, width: int = WIDE) -> list[str]:
     return [
         *lines,
         "",
-        "Clients at work keep the limits they were let in with.",
+        "A context keeps its limits. The next context, also of a client at work, gets the new ones.",
         "It takes hold by: mpsagent-cli reload",
     ]

@@ -15,11 +15,10 @@ from itertools import chain, islice, zip_longest
 from mpsagent.core import actions as act
 from mpsagent.core import lanes, memory_use
 from mpsagent.core.inputs import Peer
-from mpsagent.core.model import CLIENTS_PER_SERVER, Held, Status
+from mpsagent.core.model import Held, Status
 from mpsagent.core.rule import Decision, Reason
 from mpsagent.core.view import View
 from mpsagent.mps.limits import Total
-from mpsagent.policy.policy import Rules
 from mpsagent.policy.shares import Share
 from mpsagent.wire.link import Admissions, Job, Named, Refuse, Release, User
 
@@ -31,8 +30,8 @@ MOST_USERS = 128
 """Users in one table; 48 processes fit at a time, so who is not in it yet is still to wait anyway."""
 MOST_PROCESSES, OF_ONE_USER = 128, 8
 """Held processes in one table, where each has limits of its own."""
-OF_ALL = 0.75
-"""The part of a shared server's places that one user may have unless the policy says otherwise."""
+DEVICES = 16
+"""With so many devices a table of these users and processes fits into one message; with more, fewer of them do."""
 AGAIN = 0.2
 """Seconds until the gate is told again what it did not read."""
 
@@ -132,7 +131,7 @@ def hold(view: View, uid: int) -> Reason | None:
 def _admitted(view: View) -> list[int]:
     """The users who may pass: whose turn it is; or, together, all who work or wait."""
     if view.together:
-        return view.welcome(dict.fromkeys((*view.state.users(), *view.state.held.users())))[:MOST_USERS]
+        return view.welcome(dict.fromkeys((*view.state.users(), *view.state.held.users())))[: _most(view, MOST_USERS)]
     return [] if view.turn is None or hold(view, view.turn.uid) is not None else [view.turn.uid]
 
 
@@ -145,10 +144,15 @@ def _admissions(view: View, held: Sequence[Reason]) -> Admissions:
     named = list(_named(view, admitted)) if view.shares else []
     jobs = {share.counted_as: _job(view, share) for _, share in named if share is not None}
     return Admissions(
-        open=is_open, users=users, room=_room(view), fail_safe=fail_safe, devices=devices,
+        open=is_open, users=users, room=view.room, fail_safe=fail_safe, devices=devices,
         set_limits=view.limits_enforced, processes={one.key: one for one, _ in named}, jobs=jobs,
         instance=view.name,
     )  # fmt: skip
+
+
+def _most(view: View, rows: int) -> int:
+    """Return how many of these rows fit, which have a memory limit for each device."""
+    return rows * DEVICES // max(DEVICES, len(view.state.devices))
 
 
 def _named(view: View, users: list[int]) -> Iterator[tuple[Named, Share | None]]:
@@ -160,7 +164,7 @@ def _named(view: View, users: list[int]) -> Iterator[tuple[Named, Share | None]]
             limits = view.limits_of(one.peer).settable() if one.limits is None else one.limits
             yield Named(one.pid, one.peer.start, limits, share.counted_as), share
     lines = [islice(_with_room(view, uid), OF_ONE_USER) for uid in users]
-    for held in islice(filter(None, chain.from_iterable(zip_longest(*lines))), MOST_PROCESSES):
+    for held in islice(filter(None, chain.from_iterable(zip_longest(*lines))), _most(view, MOST_PROCESSES)):
         share = view.job(held.peer)
         limits = view.limits_of(held.peer).settable()
         yield Named(held.peer.pid, held.peer.start, limits, "" if share is None else share.counted_as), share
@@ -201,7 +205,7 @@ def _job(view: View, share: Share) -> Job:
 def _users(view: View, uids: list[int], *, known_only: bool) -> dict[int, User]:
     """Each with the limits and bounds that follow from the policy; they are made once, but for what counts besides."""
     state = view.state
-    of = (state.policy, state.identities, state.devices, state.leases, _room(view), view.shared, known_only)
+    of = (state.policy, state.identities, state.devices, state.leases, view.room, view.shared, known_only)
     known, found = view.once("users", of, dict[int, User]), dict[int, User]()
     if len(known) > 2 * MOST_USERS:
         known.clear()
@@ -222,22 +226,10 @@ def _user(view: View, uid: int, *, known_only: bool) -> User:
         limits=view.limits(uid).settable(),
         admit="known" if known_only else "all",
         max_clients=rules.max_clients if rules.enforce_limits else None,
-        max_contexts=_most_contexts(view, rules) if rules.enforce_limits else None,
+        max_contexts=view.most_contexts(rules) if rules.enforce_limits else None,
         named=view.shares,
         total=rules.total(view.state.devices) if rules.enforce_limits else None,
     )
-
-
-def _room(view: View) -> int:
-    """Contexts that a server takes on a device."""
-    return min((server.max_clients for server in view.state.servers.values()), default=CLIENTS_PER_SERVER)
-
-
-def _most_contexts(view: View, rules: Rules) -> int | None:
-    """Where users share a server no user can take all places (recording 12, H4)."""
-    if rules.max_contexts is not None or not view.shared or view.user is not None:
-        return rules.max_contexts
-    return int(_room(view) * OF_ALL)
 
 
 def _refusals(view: View, before: frozenset[int]) -> tuple[frozenset[int], list[act.Action]]:

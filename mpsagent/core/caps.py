@@ -4,13 +4,16 @@ that MPS does not hold to its limits. How many of them there may be is the gate'
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mpsagent.core import actions as act
+from mpsagent.core.bounds import BOUNDS, Surplus, bound, surplus, use_of
 from mpsagent.core.inputs import Lifts
 from mpsagent.core.model import Client, Over
 from mpsagent.core.rule import Decision, EndClient
 from mpsagent.core.view import View
+from mpsagent.mps.limits import Limits
 from mpsagent.mps.units import duration_text, limit_text
 from mpsagent.policy.policy import Rules
 
@@ -25,11 +28,10 @@ VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 @dataclass(frozen=True, slots=True)
 class Memory:
     """``warned``: servers whose clients came near the most that a server takes (48 since Volta; recording 02);
-    ``reported``: clients that would have been ended, were the rule enforced; ``beyond``: clients of which was said that
-    they are beyond their limits, and by which means; ``lifting``: processes whose environment was spoken of."""
+    ``beyond``: clients of which was said that they are beyond their limits, and by which means; ``lifting``: processes
+    whose environment was spoken of."""
 
     warned: frozenset[int] = frozenset()
-    reported: frozenset[int] = frozenset()
     beyond: frozenset[tuple[int, str]] = frozenset()
     lifting: frozenset[int] = frozenset()
 
@@ -39,7 +41,6 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     requests: list[EndClient] = []
     wakes: list[float] = []
     warned = memory.warned & view.state.servers.keys()
-    reported = memory.reported & view.state.clients.keys()
     for server in view.state.servers.values():
         taken = sum(one.places for one in server.attached.values())
         full = taken >= NEARLY_FULL * server.max_clients
@@ -69,14 +70,8 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     for uid, clients in of_users.items():
         ends, at = _over(view, uid, tuple(clients), now)
         wakes += at
-        for client, reason, rule in ends:
-            if view.rules(uid).enforce_limits:
-                requests.append(EndClient.of(client, reason, rule, "limits"))
-            elif client.pid not in reported:
-                reported |= {client.pid}
-                reason += "; the policy does not enforce this"
-                todo.append(act.Report(kind="client.over", reason=reason, rule=rule, uid=uid, pid=client.pid))
-    fresh = Memory(warned, reported, told, lifting)
+        requests += [EndClient.of(client, reason, rule, "limits") for client, reason, rule in ends]
+    fresh = Memory(warned, told, lifting)
     return Decision(fresh, tuple(todo), tuple(requests), wake=min(wakes, default=None))
 
 
@@ -130,7 +125,7 @@ def _over(
     ends: list[tuple[Client, str, str]] = []
     wakes: list[float] = []
     if not rules.enforce_limits:
-        ends += _let_in_all_the_same(rules, uid, clients)
+        ends += _would_be_held(view, rules, uid, clients)
     rule = rules.origin("over_limits").key
     for client in [one for one in clients if one.pid in view.state.lifts or one.pid in view.state.over]:
         lifts, one = view.state.lifts.get(client.pid, Lifts()), view.state.over.get(client.pid)
@@ -154,7 +149,7 @@ def _over(
     if rules.idle_timeout is None or view.state.drain is not None:  # in a drain it would make room for no one
         return ends, wakes
     frozen = any(client.frozen is not None for client in clients)  # then it holds nothing
-    if clients and not frozen and any(other != uid for other in view.waiting()):
+    if clients and not frozen and _place_wanted(view, uid):
         idle = [_idle(view, client, by_gpu=rules.idle_by == "gpu") for client in clients]
         known = [seconds for seconds in idle if seconds is not None]
         # each of them idle: the user holds the GPU for nothing
@@ -163,6 +158,18 @@ def _over(
             text = f"user {uid} holds the GPU with idle clients ({duration_text(min(known))}) while others wait"
             ends += [(client, text, rule) for client in clients]
     return ends, wakes
+
+
+def _place_wanted(view: View, uid: int) -> bool:
+    """Return whether another user waits for a place that the clients of this user hold, and for nothing else."""
+    if view.elsewhere and view.policy.sharing == "apart":  # each user has its own control daemon
+        return view.short
+    others = [other for other in view.waiting() if other != uid]
+    if not view.together or not others:
+        return bool(others)
+    use = use_of(view)
+    bounds = (bound(view, other, view.state.held.line(other), use) for other in others)
+    return any(why is None or why.word not in BOUNDS for why in bounds)
 
 
 def _idle(view: View, client: Client, *, by_gpu: bool) -> float | None:
@@ -174,12 +181,26 @@ def _idle(view: View, client: Client, *, by_gpu: bool) -> float | None:
     return None if since is None or worked is None else worked.at - since
 
 
-def _let_in_all_the_same(rules: Rules, uid: int, clients: tuple[Client, ...]) -> list[tuple[Client, str, str]]:
-    """Whom the gate would have kept out, were the policy enforced."""
+def _would_be_held(view: View, rules: Rules, uid: int, clients: tuple[Client, ...]) -> Iterator[Surplus]:
+    """Yield the clients of a user whom the gate would hold or refuse if the policy were enforced for that user."""
     if rules.access == "deny":
-        rule = rules.origin("access").key
-        return [(client, f"the policy denies user {uid} MPS", rule) for client in clients]
-    most = len(clients) if rules.max_clients is None else rules.max_clients
-    rule = rules.origin("max_clients").key
-    late = sorted(clients, key=lambda one: one.since)[most:]
-    return [(client, f"user {uid} may have {most} client{'s' if most > 1 else ''} at a time", rule) for client in late]
+        yield from ((client, f"the policy denies user {uid} MPS", rules.key("access")) for client in clients)
+        return
+    mine = sorted(clients, key=lambda one: one.since)
+    yield from surplus(f"user {uid}", rules, mine, lambda one: _own_limits(view, one), view.state.devices)
+    most = view.most_contexts(rules)
+    if mine and most is not None and view.contexts()[uid] > most:
+        yield mine[-1], f"user {uid} may have {most} context{'s' * (most != 1)} at a time", rules.key("max_contexts")
+    jobs = {share.job: share for one in mine if (share := view.share(one.peer)) is not None and share.bounds}
+    for job, share in jobs.items():
+        its = [one for one in view.state.clients.values() if (of := view.share(one.peer)) is not None and of.job == job]
+        its.sort(key=lambda one: one.since)
+        for late in surplus(share.whose, share, its, lambda one: _own_limits(view, one), view.state.devices):
+            if late[0].uid == uid:
+                yield late
+
+
+def _own_limits(view: View, client: Client) -> Limits:
+    """Return the limits that a client would have if the policy were enforced."""
+    rules, share, devices = view.rules(client.uid), view.share(client.peer), view.state.devices
+    return rules.limits(devices) if share is None else rules.limits_within(share, devices)

@@ -28,13 +28,14 @@ from mpsagent.core import (
     stopped_handovers,
     turn_memory,
     turns,
+    unenforced,
     usage,
 )
 from mpsagent.core import inputs as inp
 from mpsagent.core.changes import T, of_lane
 from mpsagent.core.model import Key, State
 from mpsagent.core.reduce import not_handed, reduce
-from mpsagent.core.rule import Decision, EndClient, Section
+from mpsagent.core.rule import Decision, EndClient, Section, of_turns
 from mpsagent.core.transitions import Transition
 from mpsagent.core.view import View
 from mpsagent.wire import link
@@ -87,6 +88,7 @@ class Memories:
     turns: turn_memory.Memory = field(default_factory=turn_memory.Memory)
     pause: pause.Memory = field(default_factory=pause.Memory)
     caps: caps.Memory = field(default_factory=caps.Memory)
+    unenforced: unenforced.Memory = field(default_factory=unenforced.Memory)
     users: lanes.Memory = field(default_factory=lanes.Memory)
     lanes: Mapping[Key, OfLane] = field(default_factory=lambda: {None: OfLane()})
 
@@ -270,7 +272,7 @@ class Core:
             if isinstance(one, act.CloseLane):
                 happened += self._reduce(inp.LaneClosed(now, one.uid))
         for request in requests:
-            self._take(request, now)
+            actions += self._take(request, now)
         ask("ladder", ladder)
         for lane, (view, memory) in seen.items() if len(self.state.lanes) > 1 else ():
             if lane in self.memories.lanes and self.memories.lanes[lane] is memory:
@@ -308,19 +310,24 @@ class Core:
         self._remember(name, decision.memory, lane)
         return decision
 
-    def _take(self, wanted: EndClient | inp.Begun, now: float) -> None:
-        """Put a client on the ladder of its lane."""
+    def _take(self, wanted: EndClient | inp.Begun, now: float) -> tuple[act.Action, ...]:
+        """Put a client on the ladder of its lane, or return the report of one that is not enforced."""
         client = self.state.clients.get(wanted.pid)
         lane = None if client is None else client.lane
         try:
             view, memory = self.view(lane), self._of(lane).ladder
             if isinstance(wanted, inp.Begun):
                 memory = ladder.resume(view, memory, wanted, _section(wanted.rule), now)
-            else:
+            elif unenforced.enforced(view, wanted.uid, wanted.section):
                 memory = ladder.take(view, memory, wanted, now)
+            else:
+                reported, reports = unenforced.take(self.view(), self.memories.unenforced, wanted)
+                self._remember("unenforced", reported, "all")
+                return tuple(self._of_where(one, lane) for one in reports)
             self._remember("ladder", memory, lane)
         except Exception as error:
             self._mistakes.append(("ladder", error))
+        return ()
 
     def _of(self, lane: Where) -> Any:
         return self.memories if lane == "all" else self.memories.lanes[lane]
@@ -396,10 +403,9 @@ def _of_daemon(memory: OfLane) -> dict[str, Any]:
 
 
 def _section(rule: str) -> Section:
-    words = rule.split(".")
-    if words[0] == "hang":
+    if rule.startswith("hang."):
         return "hang"
-    if words[-2:] in (["switch", "after"], ["switch", "otherwise"]):  # a user may be called switch
+    if of_turns(rule):
         return "switch"
     return "order" if rule in ("order", "drain") else "limits"
 

@@ -48,7 +48,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
             clear.pop(server.pid, None)
             if now < due:
                 wakes.append(due)
-            elif view.policy.enforce_hang:
+            else:
                 reason = f"it has not ended after the fault of server {server.pid}"
                 requests += [EndClient.of(c, reason, RULE, "hang", hook=False, signals_only=True) for c in sticky]
             continue
@@ -65,7 +65,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
             wakes.append(now + FORCE_AFTER)
         elif now < (at := force_at.get(server.pid, since + 2 * FORCE_AFTER)):
             wakes.append(at)
-        else:
+        elif server.pid not in force_at or view.policy.enforce_hang:  # one that is only reported is reported once
             force_at[server.pid] = now + FORCE_AGAIN
             wakes.append(now + FORCE_AGAIN)
             todo.append(_force(view, server))

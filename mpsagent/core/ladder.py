@@ -21,6 +21,7 @@ from mpsagent.core import actions as act
 from mpsagent.core.inputs import Begun
 from mpsagent.core.model import Status
 from mpsagent.core.rule import Decision, EndClient, Section
+from mpsagent.core.unenforced import enforced
 from mpsagent.core.view import Ending, View
 
 GIVE_UP = 30.0
@@ -90,8 +91,6 @@ def take(view: View, memory: Memory, request: EndClient, now: float) -> Memory:
     if not view.is_alive(request.pid, request.start) or view.state.clients[request.pid].uid != request.uid:
         return memory
     rules, policy, known = view.rules(request.uid), view.policy, memory.climbs.get(request.pid)
-    if request.section != "order" and not getattr(rules, f"enforce_{request.section}"):
-        return memory
     if known is not None and known.start == request.start:
         if request.signals_only and known.rung < Rung.SETTLE:
             return _with(memory, known.to(Rung.SIGTERM, now))
@@ -170,7 +169,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
 
 def _wanted(view: View, climb: Climb) -> bool:
     """False when the client has left its server by itself before it was asked, or when its rule is enforced no more."""
-    if climb.section != "order" and not getattr(view.rules(climb.uid), f"enforce_{climb.section}"):
+    if not enforced(view, climb.uid, climb.section):
         return False
     client = view.state.clients[climb.pid]
     asked = climb.rung is Rung.TERMINATE and climb.asked

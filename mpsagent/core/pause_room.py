@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from mpsagent.core.inputs import Peer
+from mpsagent.core.ladder import SETTLE
 from mpsagent.core.model import CLIENTS_PER_SERVER, State
 from mpsagent.core.view import Turn, View
-from mpsagent.mps.limits import Device
+from mpsagent.mps.limits import Device, Limits, Total
 from mpsagent.mps.units import limit_text
 
 
@@ -17,14 +19,13 @@ def misfit(view: View, uid: int) -> str | None:
     state = view.state
     if state.clients_of_user(uid):
         return None
-    waiting = {held.process: held.peer for held in state.held.line(uid)}
-    most, rules = CLIENTS_PER_SERVER if view.sent is None else view.sent[1].room, view.rules(uid)
-    wanted = min(len(waiting), rules.max_clients or len(waiting))
-    taken = sum(view.contexts().values())
+    most = CLIENTS_PER_SERVER if view.sent is None else view.sent[1].room
+    coming = list(islice(_coming(view, uid), most + 1))
+    taken, wanted = sum(view.contexts().values()), len(coming)
     if taken + wanted > most:
         return f"the server has room for {most} contexts, and {wanted} more come to {taken}"
     for device in state.devices:
-        used, needed = _used(state, device), _needed(view, uid, waiting.values(), wanted, device)
+        used, needed = _used(state, device), _needed(coming, device)
         if needed is not None and used + needed > device.memory:
             there = limit_text(used - used % (1 << 20) or 1 << 20)
             return (
@@ -32,6 +33,31 @@ def misfit(view: View, uid: int) -> str | None:
                 f"{limit_text(needed)}"
             )
     return None
+
+
+def _coming(view: View, uid: int) -> Iterator[Limits]:
+    """Yield the limits of each waiting process that the gate admits at a time; the user has no client yet."""
+    rules, devices, seen = view.rules(uid), view.state.devices, set[tuple[int, int]]()
+    bound = rules.enforce_limits
+    most = min((one for one in (rules.max_clients, view.most_contexts(rules)) if one and bound), default=None)
+    total = (rules.total(devices) if bound else None) or Total()
+    admitted, jobs = list[Limits](), dict[str, list[Limits]]()
+    for held in view.state.held.line(uid):
+        if most is not None and len(admitted) >= most:
+            return
+        its, share = view.limits_of(held.peer), view.job(held.peer)
+        if held.process in seen or not total.fits(admitted, its):
+            continue
+        if share is not None:
+            there = (one.limits or view.limits_of(one.peer) for one in view.clients_of_job(share.job))
+            job = jobs.setdefault(share.job, list(there))
+            full = share.max_clients is not None and len(job) >= share.max_clients
+            if full or not (share.total(devices) or Total()).fits(job, its):
+                continue
+            job.append(its)
+        seen.add(held.process)
+        admitted.append(its)
+        yield its
 
 
 def no_room(view: View, turn: Turn) -> str | None:
@@ -74,10 +100,17 @@ def longest(view: View, uid: int) -> float | None:
     return rules.switch_slice if view.may_pause(uid) else (rules.switch_after or 0.0) + rules.switch_grace
 
 
+def leaving(view: View, uid: int) -> float:
+    """Return the seconds in which the processes of a user have gone, whatever they do, after the end of a turn."""
+    policy, rules = view.policy, view.rules(uid)
+    hook = policy.hook_deadline if rules.before_end_hook else 0.0
+    return hook + policy.hang_terminate + SETTLE + rules.kill_grace
+
+
 def unlimited(view: View, uid: int) -> bool:
     """It is not known before how much memory a user will use."""
     state, peer = view.state, next((held.peer for held in view.state.held.line(uid)), Peer(0, uid, 0, 0))
-    return any(_needed(view, uid, [peer], 1, device) is None for device in state.devices)
+    return any(_needed([view.limits_of(peer)], device) is None for device in state.devices)
 
 
 def _used(state: State, device: Device) -> int:
@@ -87,14 +120,8 @@ def _used(state: State, device: Device) -> int:
     return seen + sum(one.limits.memory.get(device.ordinal, 0) for one in unseen if one.limits is not None)
 
 
-def _needed(view: View, uid: int, peers: Iterable[Peer], most: int, device: Device) -> int | None:
-    """By the user's limits; None where there is none."""
-    sizes = [view.limits_of(peer).memory.get(device.ordinal) for peer in peers]
+def _needed(coming: Sequence[Limits], device: Device) -> int | None:
+    """Return the bytes that processes with these limits may use; None if one of them has no limit there."""
+    sizes = [limits.memory.get(device.ordinal) for limits in coming]
     known = [size for size in sizes if size is not None]
-    if len(known) < len(sizes):
-        return None
-    rules = view.rules(uid)
-    total = rules.total(view.state.devices) if rules.enforce_limits else None
-    bound = None if total is None else total.memory.get(device.ordinal)
-    needed = sum(sorted(known)[-most:])
-    return needed if bound is None else min(needed, bound)
+    return sum(known) if len(known) == len(sizes) else None

@@ -85,9 +85,11 @@ def named(policy: Policy) -> Place:
     return Place(policy.instance, policy.only_users, policy.only_groups)
 
 
-def place_of(policy: Policy, view: View, told: Mapping[int, Collection[tuple[int, int]]] = {}) -> Place:
+def place_of(
+    policy: Policy, view: View, told: Mapping[int, Collection[tuple[int, int]]] = {}, *, lost: bool = False
+) -> Place:
     """An instance by its policy and its state. ``told``: by user, processes (pid, start) that the gate has told of
-    already, and the state may not have yet."""
+    already, and the state may not have yet. ``lost``: one of its GPUs is."""
     state = view.state
     processes = {(c.pid, c.peer.start): c.uid for c in state.clients.values()}
     processes |= {(held.peer.pid, held.peer.start): held.peer.uid for held in state.held.values()}
@@ -99,5 +101,5 @@ def place_of(policy: Policy, view: View, told: Mapping[int, Collection[tuple[int
     )  # fmt: skip
     return replace(
         named(policy), there=frozenset(processes.values()), admitted=view.admitted, clients=len(processes),
-        memory=taken / total if total else 0.0, able=view.given_up is None and state.drain is None,
+        memory=taken / total if total else 0.0, able=view.given_up is None and state.drain is None and not lost,
     )  # fmt: skip

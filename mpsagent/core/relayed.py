@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from mpsagent.core import actions as act
+from mpsagent.core.bounds import surplus
 from mpsagent.core.inputs import Seen
 from mpsagent.core.model import Client
 from mpsagent.core.rule import Decision, EndClient, Section
@@ -160,21 +161,8 @@ def _crowd(view: View) -> Iterator[Wrong]:
 def _too_many(view: View, name: str, whose: Rules | Share, mine: list[Client]) -> Iterator[Wrong]:
     """Those of a user or a job that do not fit beside the older ones. Who has no context yet takes no room. Limits that
     are not known are no reason for an end."""
-    most, total = whose.max_clients, whose.total(view.state.devices)
-    count, fitting = 0, list[Limits]()
-    for client in sorted(mine, key=lambda one: (one.unseen, one.since, one.pid)):
-        if client.pid in view.ending or view.state.server_of(client.pid) is None:
-            continue
-        crowd = most is not None and count >= most
-        if client.unseen and crowd:
-            s = "" if most == 1 else "s"
-            yield client, f"{name} may have {most} client{s} at a time", whose.key("max_clients"), "limits"
-            continue
-        if client.limits is None:
-            count += 1
-        elif client.unseen and total is not None and not total.fits(fitting, client.limits):
-            key = "total_threads" if whose.total_memory is None else "total_memory"
-            yield client, f"{name} has its total in use", whose.key(key), "limits"
-        else:
-            count += 1
-            fitting.append(client.limits)
+    there = [one for one in mine if one.pid not in view.ending and view.state.server_of(one.pid) is not None]
+    there.sort(key=lambda one: (one.unseen, one.since, one.pid))
+    for client, why, rule in surplus(name, whose, there, lambda one: one.limits, view.state.devices):
+        if client.unseen:
+            yield client, why, rule, "limits"

@@ -12,10 +12,18 @@ from typing import Generic, Literal, NamedTuple, TypeVar
 from mpsagent.core.actions import Action
 from mpsagent.core.model import Client
 from mpsagent.core.transitions import Transition
+from mpsagent.policy.keys import KEYS
 
 M = TypeVar("M", covariant=True)
+_OF_TURNS = frozenset(key.name for key in KEYS if key.section == "switch") - {"enforce"}
 Section = Literal["limits", "switch", "hang", "order"]
 """Whose policy it is: with its enforcement off the request is dropped. ``order``: a person asked for it."""
+
+
+def of_turns(rule: str) -> bool:
+    """Return whether a rule's key is one of ``[switch]``; a user or group may be called switch."""
+    words = rule.split(".")
+    return words[-2:-1] == ["switch"] and words[-1] in _OF_TURNS
 
 
 class Reason(NamedTuple):

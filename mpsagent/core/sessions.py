@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mpsagent.core.rule import of_turns
 from mpsagent.core.sentences import sentence
 
 Record = Mapping[str, Any]
@@ -51,7 +52,7 @@ def how(outcome: str | None, rule: str | None) -> str:
     if outcome != "ended":
         return {None: "running", "ok": "finished", "faulted": "fault"}.get(outcome, str(outcome))
     words = (rule or "ended").split(".")
-    return "turn" if "switch" in words else "fault" if words[0] == "hang" else words[-1]
+    return "turn" if of_turns(rule or "") else "fault" if words[0] == "hang" else words[-1]
 
 
 MOST_GONE = 1000

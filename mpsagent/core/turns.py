@@ -32,9 +32,8 @@ from dataclasses import replace
 
 from mpsagent.core import actions as act
 from mpsagent.core import transitions as tr
-from mpsagent.core.ladder import SETTLE
 from mpsagent.core.pause import may_freeze
-from mpsagent.core.pause_room import deadlines, ends, no_room, pausable
+from mpsagent.core.pause_room import deadlines, ends, leaving, no_room, pausable
 from mpsagent.core.rule import Decision, EndClient
 from mpsagent.core.turn_memory import AGAIN, Memory, Moment, ended
 from mpsagent.core.turn_next import SHUTDOWN_AGAIN, following
@@ -66,7 +65,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         until = following(m)
     if m.memory.turn is not None:
         end = ends(m.view, m.turn)
-        by = None if end is None else _signalled(m, end) + SETTLE + m.view.rules(m.turn.uid).kill_grace
+        by = None if end is None else end + leaving(m.view, m.turn.uid)
         m.remember(turn=replace(m.turn, ends=end, over=by, no_room=no_room(m.view, m.turn)))
     return Decision(m.memory, tuple(m.actions), tuple(m.requests), tuple(m.told), until)
 

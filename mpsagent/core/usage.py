@@ -45,9 +45,13 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
 
 
 def count(memory: Memory, spans: Iterable[tuple[int, float]], now: float) -> Memory:
-    """With the time of these users from then until now; without what is older than a day."""
-    oldest = int(now // HOUR) - HOURS + 1
-    hours = {uid: {at: spent for at, spent in one.items() if at >= oldest} for uid, one in memory.hours.items()}
+    """With the time of these users from then until now; without what is older than a day, or of the future: the clock
+    was ahead when that was counted."""
+    newest = int(now // HOUR)
+    oldest = newest - HOURS + 1
+    hours = {
+        uid: {at: spent for at, spent in one.items() if oldest <= at <= newest} for uid, one in memory.hours.items()
+    }
     for uid, since in spans:
         mine = hours.setdefault(uid, {})
         begin = max(since, oldest * HOUR)

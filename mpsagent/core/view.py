@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from mpsagent.core.inputs import Peer
-from mpsagent.core.model import Attachment, Client, Key, Server, State, Status
+from mpsagent.core.model import CLIENTS_PER_SERVER, Attachment, Client, Key, Server, State, Status
 from mpsagent.core.rule import Reason
 from mpsagent.mps.limits import Limits
 from mpsagent.policy import apart
@@ -18,6 +18,9 @@ from mpsagent.wire.link import Admissions
 
 SHARED_UID = 0
 """The user of a multi-user server, and what its log says for everyone (recording 08, G8)."""
+
+OF_ALL = 0.75
+"""The part of a shared server's places that one user may have unless the policy says otherwise."""
 
 
 T = TypeVar("T")
@@ -383,6 +386,18 @@ class View:
             most = one.places if client.unseen else max(1, client.connections - 1)
             found[client.uid] = found.get(client.uid, 0) + min(one.places, most)
         return found
+
+    @property
+    def room(self) -> int:
+        """Contexts that a server takes on a device."""
+        return min((server.max_clients for server in self.state.servers.values()), default=CLIENTS_PER_SERVER)
+
+    def most_contexts(self, rules: Rules) -> int | None:
+        """Contexts that a user may have at a time. Where users share a server no user can take all places (recording
+        12, H4)."""
+        if rules.max_contexts is not None or not self.shared or self.user is not None:
+            return rules.max_contexts
+        return int(self.room * OF_ALL)
 
     @property
     def full(self) -> bool:

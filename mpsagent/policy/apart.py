@@ -6,7 +6,7 @@ The section's own has no control daemon. Those of its users are named after it a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from mpsagent.policy.policy import Policy
 
@@ -34,11 +34,3 @@ def users(section: str, names: Iterable[str]) -> list[int]:
 def log_directory(policy: Policy, uid: int) -> str:
     """The logs of a user's control daemon have a directory of their own below the section's."""
     return f"{policy.log_directory}/u{uid}"
-
-
-def taken(one: Policy, others: Sequence[Policy]) -> str | None:
-    """A section apart that could have a user's instance of this section's name."""
-    found = split(one.instance)
-    if found is None:
-        return None
-    return next((other.instance for other in others if other.sharing == "apart" and other.instance == found[0]), None)

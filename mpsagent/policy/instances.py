@@ -117,10 +117,9 @@ def mistakes(policy: Policy) -> list[PolicyError]:
 
 def _apart(policy: Policy, sections: Sequence[Policy]) -> Iterator[PolicyError]:
     for one in sections:
-        section = apart.taken(one, sections)
-        if section is not None:
-            text = f"the instance of a user of {section}, which is apart, may have this name"
-            yield told(policy, one, "devices", text, "choose another name for one of them")
+        if apart.split(one.instance) or (one.devices == (EACH,) and apart.split(f"{one.instance}0")):
+            text = "mpsagent names the control daemons of users so: NAME-u and a uid"
+            yield told(policy, one, "devices", text, "choose another name")
         if one.sharing != "apart":
             continue
         if len(one.instance) > apart.LONGEST:

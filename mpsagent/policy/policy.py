@@ -371,10 +371,11 @@ class Policy:
         return [self.settings[path] for path in paths if path in self.settings]
 
     def _enforced(self, key: Key, levels: Sequence[Path]) -> list[Setting]:
-        """`enforce` of a user or a group stands for all sections; [user.NAME] switch.enforce for that one."""
+        """`enforce` of a user or a group stands for limits and turns; [user.NAME] switch.enforce for turns alone. Hangs
+        and faults concern all users of a control daemon, so no user has an `enforce` for them."""
         masters = [setting for setting in self._lookup(MASTER) if not setting.value]
         paths: list[Path] = []
-        for level in levels:
+        for level in levels if key.section != "hang" else ():
             paths += [(*level, "switch", "enforce")] if key.section == "switch" else []
             paths.append((*level, "enforce"))
         return masters or self._lookup([*paths, key.path])

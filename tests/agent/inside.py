@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,10 +42,10 @@ class NoDaemon:
 async def _no_gate() -> None: ...
 
 
-def settings_at(place: Path, text: str, instance: str) -> Settings:
-    """With a policy, no GPU, and directories of its own."""
+def settings_at(place: Path, text: str, instance: str, devices: Sequence[Mapping[str, object]] = ()) -> Settings:
+    """With a policy, these GPUs, and directories of its own."""
     place.chmod(0o755)
-    (place / "devices.json").write_text("[]")
+    (place / "devices.json").write_text(json.dumps(list(devices)))
     (place / "state").mkdir(exist_ok=True)
     policy = place / "policy.toml"
     policy.write_text(
@@ -63,9 +63,10 @@ def play(
     supervisor: Any = None,
     text: str = "[limits]\nthreads = 20\n",
     instance: str = "",
+    devices: Sequence[Mapping[str, object]] = (),
 ) -> T:
     """Runs ``scenario(agent)`` with an agent that is at work."""
-    settings = settings_at(place, text, instance)
+    settings = settings_at(place, text, instance, devices)
 
     async def main() -> T:
         node = Node(settings, Names(), Store(place / "state" / "state.json"))

@@ -6,12 +6,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
 
 from mpsagent.agent.clock import SteadyClock
+from mpsagent.agent.host import Agent
 from mpsagent.mps.loglines import LogParser
+from tests.agent.inside import node_of, play
 
 BERLIN = ZoneInfo("Europe/Berlin")
 # The clocks went from 3:00 to 2:00 on 2026-10-25, at 01:00 UTC.
@@ -95,3 +98,17 @@ def test_a_later_agent_goes_on_with_the_clock_unless_it_was_set(monkeypatch: pyt
         assert later.carry_on(["another boot", 5.0]) == 0.0
         for broken in (None, 7, [], ["x"], {"a": 1}, [None, None, None], [first.kept()[0], "x"]):
             assert later.carry_on(broken) == 0.0
+
+
+def test_until_of_a_lease_is_a_time_of_the_wall_clock(tmp_path: Path) -> None:
+    """The wall clock was set back by an hour since the agent's start: in half an hour is no time of the past."""
+
+    async def scenario(agent: Agent) -> None:
+        agent.clock._offset += 3600.0
+        until = datetime.fromtimestamp(time.time() + 1800.0, UTC).isoformat()
+        given = await node_of(agent).acting.give_lease({"uid": 20001, "threads": 30, "until": until}, 0)
+        assert given["id"] == 1
+        (lease,) = agent.state.leases
+        assert lease.until - agent.clock.now() == pytest.approx(1800.0, abs=60.0)
+
+    play(tmp_path, scenario)

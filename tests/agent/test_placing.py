@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from mpsagent.agent.host import Agent
+from mpsagent.mps.gpus import Gpu
 from mpsagent.mps.limits import Limits
 from mpsagent.system.processes import Process
 from mpsagent.wire import link
 from tests.agent.inside import node_of, play
+from tests.coroutines import until
 
 USER = 20001
 HANDING = link.Handing(7, os.getpid(), USER, 1.0, "y")
@@ -37,3 +39,28 @@ def test_who_is_handed_over_before_the_name_is_known_waits_for_it_no_more(
 
     more = f'users = ["alice"]\n[instance.y]\npipe_directory = "{tmp_path}/p"\nlog_directory = "{tmp_path}/logy"\n'
     play(tmp_path, scenario, instance=f'{more}control_program = "/nonexistent/control"\n')
+
+
+def test_a_gpu_that_is_lost_draws_nobody(tmp_path: Path) -> None:
+    """With least-loaded the GPU that fell off the bus is the emptiest one."""
+    devices = [
+        {"ordinal": number, "uuid": f"GPU-{number}", "name": "A", "memory": 1 << 34, "multiprocessors": 80}
+        for number in range(2)
+    ]
+
+    async def scenario(first: Agent) -> None:
+        placing = node_of(first).placing
+        assert [one.able for one in placing.places()] == [True, True]
+        gpus = first.observer._gpus
+        await until(lambda: len(gpus.seen) == 2 and all(agent.devices for agent in placing._agents))
+        for lost in ("says", "gone"):
+            healthy = Gpu(1, "GPU-1")
+            gpus.all = (Gpu(0, "GPU-0", problem="GPU is lost"), healthy) if lost == "says" else (healthy,)
+            gpus.seen = {one.uuid: one for one in gpus.all if one.uuid is not None}
+            assert [one.able for one in placing.places()] == [False, True]
+        gpus.problem, gpus.all, gpus.seen = "NVML does not answer", (), {}
+        assert [one.able for one in placing.places()] == [True, True], "not known is not lost"
+
+    more = f'devices = ["GPU-0"]\n[instance.y]\ndevices = ["GPU-1"]\npipe_directory = "{tmp_path}/p"\n'
+    more += f'log_directory = "{tmp_path}/logy"\ncontrol_program = "/nonexistent/control"\n'
+    play(tmp_path, scenario, text='[agent]\nplacement = "least-loaded"\n', instance=more, devices=devices)

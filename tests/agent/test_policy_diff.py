@@ -56,7 +56,7 @@ def test_what_a_reload_would_change_is_said_before_it_does(stage: Stage) -> None
         'hang.control "5s" -> "6s"',
         'instance.devices [] -> ["GPU-1"] when mpsagent is started again',
         "",
-        "Clients at work keep the limits they were let in with.",
+        "A context keeps its limits. The next context, also of a client at work, gets the new ones.",
         "It takes hold by: mpsagent-cli reload",
     ]
     assert agent.api.get(f"/v1/policy/explain?user={B}")["threads"]["value"] == 20.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -504,3 +505,22 @@ def test_a_page_does_not_say_that_the_api_is_away(place: Path) -> None:
         assert not [one.what for one in node.page().conditions if "api is away" in one.what]
 
     play(place, scenario)
+
+
+def test_the_gpus_are_asked_for_again_at_each_start_of_a_control_daemon(tmp_path: Path) -> None:
+    """A GPU was cut into MIG devices, or is another card: limits in percent were those of the old one for good."""
+    devices = [
+        {"ordinal": 0, "uuid": "GPU-1", "name": "NVIDIA H200", "memory": size << 30, "multiprocessors": 132}
+        for size in (140, 20)
+    ]
+    file = tmp_path / "devices.json"
+
+    async def scenario(agent: Agent) -> None:
+        for one in devices:
+            file.write_text(json.dumps([one]))
+            await until(lambda one=one: [each.memory for each in agent.devices] == [one["memory"]])
+        file.write_text("[]")
+        await until(lambda: "devices" in topics(agent))
+        assert len(agent.devices) == 1, "none at all is no answer"
+
+    play(tmp_path, scenario, instance='sharing = "turns"\nserver = "own"\n')

@@ -86,8 +86,11 @@ def busy_state() -> State:
 
 def decided(view: View) -> View:
     """With what the rule of turns says of the present one."""
-    ends = None if view.turn is None else pause_room.ends(view, view.turn)
-    return view if view.turn is None else replace(view, turn=replace(view.turn, ends=ends))
+    if view.turn is None:
+        return view
+    ends = pause_room.ends(view, view.turn)
+    over = None if ends is None else ends + pause_room.leaving(view, view.turn.uid)
+    return replace(view, turn=replace(view.turn, ends=ends, over=over))
 
 
 def nobody(uid: int) -> None:

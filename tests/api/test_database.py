@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mpsagent.api import database
+from mpsagent.api import history as history_module
 from mpsagent.api.database import NAME, Database, Query
 from mpsagent.api.history import History
 from mpsagent.core.model import Use
@@ -19,8 +20,9 @@ from tests.api.history_files import lines, row, write
 pytestmark = pytest.mark.usefixtures("no_leak")
 
 
-def test_old_records_go_by_age_and_the_last_stays(tmp_path: Path) -> None:
+def test_old_records_go_by_age_and_the_last_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its number is where the next agent goes on."""
+    monkeypatch.setattr(history_module, "BELIEVED", 0.0)
     history = History(str(tmp_path))
     history.keep = 1000.0
     for number in range(1, 3001):
@@ -319,3 +321,25 @@ def test_sessions_by_time_user_and_kind(tmp_path: Path) -> None:
     assert (numbers(uid=1), numbers(pid=6), numbers(kind="client,fault")) == ([1, 2], [4], [2, 4, 5])
     found = database.find(path, Query(kind="turn.,server."))
     assert [one["seq"] for one in found] == [1, 5]
+
+
+def test_a_pause_at_one_gpu_takes_nothing_from_the_work_at_another(tmp_path: Path) -> None:
+    """alice works on gpu1 for an hour, and is paused on gpu0 for forty minutes of it: she had a GPU for an hour."""
+    path = tmp_path / NAME
+    day, end = database.local_day(1e9)
+    began = end - 7200
+    file = Database(path)
+    write(
+        file,
+        row(1, began, "client.connected", uid=1, pid=1, instance="gpu0", job="train"),
+        row(2, began, "client.connected", uid=1, pid=2, instance="gpu1", job="train"),
+        row(3, began + 600, "user.paused", uid=1, clients=1, instance="gpu0"),
+        row(4, began + 3000, "user.resumed", uid=1, seconds=2400.0, instance="gpu0"),
+        row(5, began + 3000, "client.ended", uid=1, pid=1, outcome="ok", instance="gpu0"),
+        row(6, began + 3600, "client.ended", uid=1, pid=2, outcome="ok", instance="gpu1"),
+        row(7, began + 3600, "user.paused", uid=1, clients=1, instance="gpu2"),
+    )
+    file.close()
+    for by in ("uid", "day", "job"):
+        [sums] = database.report(path, day, day, by, end)
+        assert (sums["gpu"], sums["paused"]) == (3600.0, 0.0), by

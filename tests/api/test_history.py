@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,8 @@ from mpsagent.api.database import NAME, Query
 from mpsagent.api.history import History
 from tests.api.history_files import lines, numbers
 from tests.coroutines import until
+
+DAY = 86400.0
 
 pytestmark = pytest.mark.usefixtures("no_leak")
 
@@ -220,3 +223,27 @@ async def test_an_old_record_is_found_while_others_are_written(tmp_path: Path) -
     history.close()
     with pytest.raises(OSError, match="only in memory"):
         await History(None).ask(partial(after, 0))
+
+
+@pytest.mark.parametrize("hours", [0.5, 2.0], ids=["after a boot", "later"])
+async def test_a_clock_that_was_ahead_takes_no_records_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: float
+) -> None:
+    """One record of an agent whose clock was 500 days ahead deleted all others. After a boot the machine's own clock
+    may be ahead, too; later it is right, and only the agent goes on with what it was at its start."""
+    now = time.time()
+    history = History(str(tmp_path))
+    history.keep = 400 * DAY
+    for number in range(module.TRIM_EVERY - 1):
+        history.append("turn.began", now + number, uid=1000)
+    history.close()
+    wall, ran = now + (500 * DAY if hours < 1 else 0.0), 0.0
+    monkeypatch.setattr(module.time, "time", lambda: wall)
+    monkeypatch.setattr(module.time, "monotonic", lambda: 5.0 + ran)
+    history = History(str(tmp_path))
+    history.keep = 400 * DAY
+    ran = hours * 3600
+    for number in range(2):
+        history.append("turn.began", now + 500 * DAY + number, uid=1000)
+    history.close()
+    assert len(lines(tmp_path / NAME)) == module.TRIM_EVERY + 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpsagent.core import actions as act
+from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
 from mpsagent.core.sentences import sentence
 from mpsagent.core.waiting import waiting
@@ -305,3 +306,21 @@ def test_who_comes_while_it_ends_is_told_that_it_ends() -> None:
     assert view.state.control.quitting is None
     (why,) = (one.why for one in waiting(view, stage.now))
     assert why.text == "the control daemon is quitting"
+
+
+@pytest.mark.parametrize(("places", "ended"), [(16, False), (1, True)], ids=["room", "no room"])
+def test_an_idle_user_is_ended_only_when_another_user_needs_its_place(places: int, ended: bool) -> None:
+    """Another user waits 0.2 s for a control daemon of its own, and nobody needs the place of the idle one."""
+    idle = POLICY.replace("[limits]", '[limits]\nidle_timeout = "60s"')
+    stage = Stage(f"{idle}{APART}apart_users = {places}\n", together=True)
+    stage.start_agent()
+    stage.run(5)
+    alice = stage.client(ALICE)
+    stage.run(2)
+    stage.cpu_idle = {alice.pid: stage.now}
+    stage.run(120)
+    bob = stage.client(BOB)
+    stage.feed(inp.ProcessesSeen(stage.now, frozenset(), {alice.pid: 120.0}))
+    stage.run(10)
+    assert (alice.pid not in stage.procs) is ended
+    assert stage.working(bob)

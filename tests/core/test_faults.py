@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from mpsagent.agent.condition import problems
+from mpsagent.agent.conditions import Conditions, note_conditions
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core.model import Status
 from mpsagent.mps import events as ev
+from mpsagent.policy.identity import Identity
 from tests.core.harness import ALICE, BOB, PATIENT, Stage
 
+TRIAL = '[limits]\nthreads = 30\nmemory = "10G"\n[switch]\nafter = "1h"\n'
 both = pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 
 
@@ -163,3 +167,66 @@ def test_a_fault_that_this_agent_did_not_see_begin_is_seen_all_the_same() -> Non
     stage.run(22)
     assert alice.pid not in stage.procs
     assert stage.mps.refused == []
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["turns", "together"])
+@pytest.mark.parametrize("where", ["[user.alice]\nenforce = false\n", "[group.trial]\nenforce = false\n"])
+def test_a_user_on_trial_does_not_hold_up_all_others_with_a_fault(where: str, together: bool) -> None:
+    """One user's `enforce = false` is about that user's limits and turns. A server in FAULT serves nobody."""
+    stage = Stage(TRIAL + where, together=together)
+    stage.identities[ALICE] = Identity(ALICE, "alice", ("trial",))
+    stage.up()
+    alice = stage.client(ALICE, stubborn=True)
+    stage.run(1)
+    fault(stage)
+    stage.run(1)
+    bob = stage.client(BOB)
+    stage.run(15 + 5 + 5)
+    assert alice.pid not in stage.procs
+    assert stage.working(bob)
+
+
+@pytest.mark.parametrize("where", ["enforce = false\n", "[hang]\nenforce = false\n"])
+def test_a_fault_that_nothing_ends_is_reported_once_and_is_a_problem(where: str) -> None:
+    """It was silent: `status` said that the policy is not enforced, and `queue` named the fault for an hour."""
+    stage = Stage(f"{where}{TRIAL}", together=True).up()
+    alice = stage.client(ALICE, stubborn=True)
+    stage.run(1)
+    fault(stage)
+    stage.run(1)
+    stage.client(BOB)
+    stage.run(600)
+    assert alice.pid in stage.procs
+    (report,) = stage.reports("client.over")
+    assert (report.pid, report.rule) == (alice.pid, "hang.fault")
+    assert "does not enforce this" in report.reason
+    assert stage.core is not None
+    conditions = Conditions()
+    note_conditions(conditions, stage.core, stage.now)
+    (found,) = [one for one in problems(conditions.all()) if "FAULT" in one.what]
+    assert f"client {alice.pid} of uid {ALICE}" in found.what
+
+
+def test_a_fault_is_no_problem_while_it_is_being_ended() -> None:
+    stage = Stage(TRIAL, together=True).up()
+    stage.client(ALICE, stubborn=True)
+    stage.run(1)
+    fault(stage)
+    assert stage.core is not None
+    conditions = Conditions()
+    for _ in range(25):
+        stage.run(1)
+        note_conditions(conditions, stage.core, stage.now)
+        assert problems(conditions.all()) == []
+
+
+def test_the_forced_end_of_a_server_is_reported_once_where_hangs_are_only_reported() -> None:
+    stage = Stage(f"[hang]\nenforce = false\n{TRIAL}").up()
+    alice = stage.client(ALICE)
+    stage.run(1)
+    fault(stage)
+    stage.run(1)
+    next(iter(stage.mps.servers.values())).sticky.add(0)
+    stage.ends(alice)
+    stage.run(600)
+    assert len([one for _, one in stage.done if isinstance(one, act.ShutdownServer) and one.force]) == 1

@@ -448,3 +448,54 @@ def test_a_turn_ends_at_its_time_also_between_two_processes_of_its_user(text: st
     assert stage.turns() == [ALICE]
     stage.run(1.5)
     assert stage.working(bob)
+
+
+@pytest.mark.parametrize(
+    ("bound", "processes"),
+    [
+        ("", 60),
+        ("max_contexts = 10", 60),
+        ("max_clients = 4", 60),
+        ("threads = 5\ntotal_threads = 20", 60),
+        ('memory = "10G"\ntotal_memory = "40G"', 60),
+        ('memory = "10G"\nthreads = 5\ntotal_threads = 20', 20),
+    ],
+)
+def test_a_user_is_paused_for_one_of_whose_processes_few_can_come_in_at_once(bound: str, processes: int) -> None:
+    """Room is needed for as many as the gate lets in, not for as many as wait: one array job ended everybody."""
+    stage = started(PAUSE.replace('"10G"', '"1G"') + f"[user.bob]\n{bound}\n")
+    mine = [stage.client(ALICE), stage.client(ALICE)]
+    stage.run(25)
+    theirs = [stage.client(BOB) for _ in range(processes)]
+    stage.run(10)
+    assert all(one.pid in stage.procs and one.frozen for one in mine)
+    assert stage.at_work() == {BOB}
+    stage.run(400)
+    assert all(one.pid in stage.procs for one in [*mine, *theirs])
+    assert not stage.actions(act.TerminateClient, act.SignalClient)
+
+
+def test_a_user_is_paused_for_a_job_of_whose_processes_few_can_come_in_at_once() -> None:
+    text = PAUSE.replace('"10G"', '"1G"') + '[cgroup."/job"]\nmax_clients = 4\n'
+    stage = started(text)
+    mine = stage.client(ALICE)
+    stage.run(25)
+    for _ in range(60):
+        stage.client(BOB, cgroup="/job")
+    stage.run(400)
+    assert mine.pid in stage.procs
+    assert stage.actions(act.Freeze)
+    assert not stage.actions(act.TerminateClient, act.SignalClient)
+
+
+def test_memory_beside_a_paused_user_is_that_of_the_processes_that_can_come_in() -> None:
+    """Of two jobs of 60G each one alone is let in, by the user's total, and fits beside 70G; both do not."""
+    text = PAUSE.replace('"10G"', '"60G"\ntotal_memory = "60G"')
+    stage = started(text)
+    alice = stage.client(ALICE)
+    stage.run(25)
+    stage.feed(inp.MemorySeen(stage.now, {alice.pid: {"GPU-0": 70 * GIB}}))
+    for _ in range(2):
+        stage.client(BOB)
+    stage.run(1)
+    assert frozen(stage) == {ALICE}

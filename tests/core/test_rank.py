@@ -215,3 +215,14 @@ def test_what_is_remembered_is_bounded() -> None:
     assert len(memory.spent) == usage.MOST_USERS
     assert min(memory.spent) == 500  # those who used the most are kept
     assert set(USERS) <= set(range(2000))
+
+
+def test_hours_of_the_future_are_forgotten() -> None:
+    """Counted while the machine's clock was 90 days ahead, they would be "of the last day" until then."""
+    stage = Stage(PATIENT + FAIR).up()
+    hour = int(stage.now // usage.HOUR)
+    hours = [[ALICE, [[hour - 1, 500.0], [hour + 90 * 24, 36000.0]]]]
+    assert stage.core is not None
+    saved.take_up_usage(stage.core, {"usage": {"hours": hours, "since": []}}, stage.now)
+    memory = stage.core.memories.usage
+    assert (memory.spent, usage.spent(memory, ALICE, stage.now)) == ({ALICE: 500.0}, 500.0)

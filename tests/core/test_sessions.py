@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mpsagent.core.sessions import Session, Sessions
+from mpsagent.core.sessions import Session, Sessions, how
 
 
 def told(*records: tuple[float, str, dict[str, Any]], sessions: Sessions | None = None) -> dict[int, Session]:
@@ -162,3 +162,20 @@ def test_a_record_that_lacks_something_is_no_mistake(broken: dict[str, Any]) -> 
     told(*((1.0, kind, broken) for kind in ("client.ended", "client.left", "turn.ended", "server.fault_over")),
          sessions=sessions)  # fmt: skip
     assert not sessions.open
+
+
+@pytest.mark.parametrize(
+    ("rule", "word"),
+    [
+        ("switch.after", "turn"),
+        ("user.alice.switch.after", "turn"),
+        ("user.switch.switch.otherwise", "turn"),
+        ("user.switch.max_runtime", "max_runtime"),
+        ("group.switch.idle_timeout", "idle_timeout"),
+        ('user."a.switch.b".over_limits', "over_limits"),
+        ("hang.fault", "fault"),
+        ("user.hang.max_runtime", "max_runtime"),
+    ],
+)
+def test_how_a_client_ended_is_by_the_key_and_not_by_the_name_of_its_user(rule: str, word: str) -> None:
+    assert how("ended", rule) == word

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
@@ -241,3 +243,28 @@ def test_who_comes_back_while_no_agent_hears_of_it_is_served_and_so_is_everybody
     crowd = [stage.client(uid) for uid in USERS]
     stage.run(30)
     assert all_of(crowd, stage)
+
+
+@pytest.mark.parametrize(
+    "bound", ["max_clients = 1", "threads = 20\ntotal_threads = 20", 'memory = "1G"\ntotal_memory = "1G"'],
+    ids=["max_clients", "total_threads", "total_memory"],
+)  # fmt: skip
+def test_idle_clients_are_not_ended_for_a_user_whom_another_bound_holds(bound: str) -> None:
+    """The server is full, and the user who waits could not come in if it had room."""
+    text = POLICY.replace("[limits]", '[limits]\nidle_timeout = "60s"\nmax_contexts = 48') + f"[user.carol]\n{bound}\n"
+    stage = started(text)
+    hers = stage.client(CAROL)
+    stage.run(1)
+    crowd = [stage.client(ALICE) for _ in range(47)]
+    stage.run(10)
+    assert all_of(crowd, stage)
+    stage.client(CAROL)
+    stage.cpu_idle = {one.pid: stage.now for one in crowd}
+    stage.run(120)
+    assert all_of(crowd, stage)
+    assert stage.actions(act.TerminateClient) == []
+    stage.ends(hers)
+    stage.client(BOB)
+    stage.client(BOB)
+    stage.run(15)
+    assert stage.actions(act.TerminateClient), "now bob waits for a place"

@@ -8,7 +8,8 @@ import pytest
 
 from mpsagent.core import actions as act
 from mpsagent.core import transitions as tr
-from tests.core.harness import ALICE, BOB, CAROL, PATIENT, POLICY, Stage
+from mpsagent.core.waiting import waiting
+from tests.core.harness import ALICE, BOB, CAROL, DAVE, PATIENT, POLICY, Stage
 
 both = pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 
@@ -223,3 +224,23 @@ def test_a_quit_that_does_not_get_through_is_sent_again() -> None:
     stage.front_end_fails = False
     stage.run(20)
     assert stage.working(bob)
+
+
+@pytest.mark.parametrize("hook", ["", '[hooks]\nbefore_end = "/usr/bin/true"\ndeadline = "20s"\n'])
+def test_the_latest_time_that_the_queue_tells_holds_where_programs_do_not_leave(hook: str) -> None:
+    """It counted a turn until its end, not until its processes have gone: 10 s too early for each turn in between."""
+    stage = Stage(POLICY + hook).up()
+    stage.client(ALICE, stubborn=True)
+    stage.run(1)
+    stage.client(BOB, stubborn=True)
+    stage.run(0.5)
+    stage.client(CAROL, stubborn=True)
+    stage.run(0.5)
+    dave = stage.client(DAVE)
+    stage.run(1)
+    assert stage.core is not None
+    told = {one.uid: one.turn for one in waiting(stage.core.view(), stage.now)}
+    latest = told[DAVE]
+    assert latest is not None
+    stage.run(latest - stage.now)
+    assert stage.working(dave)

@@ -165,7 +165,7 @@ def test_shared_hpc() -> None:
     assert operator.limits([H200]) == Limits(100.0, {})
     assert (operator.max_runtime, operator.switch_exempt) == (None, True)
     watched = made.rules(Identity(5, "accounting"))
-    assert (watched.enforce_limits, watched.enforce_switch, watched.enforce_hang) == (False, False, False)
+    assert (watched.enforce_limits, watched.enforce_switch, watched.enforce_hang) == (False, False, True)
     assert (made.before_end, made.hook_deadline) == ("/usr/local/sbin/request-checkpoint", 20.0)
 
 

@@ -146,12 +146,18 @@ def test_a_user_apart_has_an_instance_named_after_section_and_uid_with_logs_of_i
 
 
 def test_what_cannot_be_apart_is_said() -> None:
-    each = f'devices = ["{UUIDS[0]}"]\nsharing = "apart"\n'
-    (mistake,) = wrong(f'[instance.a]\n{each}[instance.a-u7]\ndevices = ["{UUIDS[1]}"]\n')
-    assert "the instance of a user of a, which is apart" in mistake.problem
     (mistake,) = wrong('[instance.a]\nsharing = "apart"\ncompute_mode = "exclusive-process"\n')
     assert (mistake.line, mistake.key) == (2, "instance.a.sharing")
     (mistake,) = wrong(f'[instance.{"a" * (apart.LONGEST + 1)}]\nsharing = "apart"\n')
     assert "47 characters" in mistake.problem
     longest = f"/run/mpsagent/instances/{apart.lane_name('a' * apart.LONGEST, 0xFFFFFFFE)}/pipe/control_privileged"
     assert len(longest) <= LONGEST_SOCKET_PATH
+
+
+def test_no_instance_is_named_like_the_control_daemon_of_a_user() -> None:
+    """A process of user 7 that had left its server was refused when it came back: "has worked at instance a, which the
+    policy does not have any more", and metrics counted it there."""
+    for text in ("[instance.a-u7]\n", '[instance.a-u]\ndevices = ["each"]\n'):
+        (mistake,) = wrong(text)
+        assert "names the control daemons of users so" in mistake.problem
+        assert mistake.hint == "choose another name"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import types
 import typing
 import zlib
@@ -15,7 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpsagent.mps.limits import Limits, Total
+from mpsagent.core import actions as act
+from mpsagent.core import inputs as inp
+from mpsagent.core.engine import Core
+from mpsagent.mps.limits import Device, Limits, Total
+from mpsagent.policy.files import load
+from mpsagent.policy.identity import Identity
+from mpsagent.policy.shares import Lease, Share
 from mpsagent.wire import codec, link
 from mpsagent.wire.codec import LinkError
 from mpsagent.wire.link import Admissions, User
@@ -188,6 +195,43 @@ def test_a_table_for_16_devices_and_128_users_fits() -> None:
     data = codec.encode(table)
     assert len(data) <= codec.LONGEST_PACKET
     assert link.decode_from_agent(data) == table
+
+
+@pytest.mark.parametrize("count", [1, 16, 32, 64])
+def test_the_largest_table_that_the_agent_makes_fits(count: int) -> None:
+    """For more than 16 devices it was told never, and tried again each 0.2 s."""
+    devices = tuple(Device(number, f"GPU-{number}", "NVIDIA A", 80 << 30, 108) for number in range(count))
+    users, jobs = range(1, 201), 3
+    made = random.Random(1)
+    text = '[limits]\nthreads = 1\nmemory = "1G"\ntotal_memory = "70G"\nmax_clients = 40\n'
+    for uid in users:
+        text += f"[user.{uid}.memory]\n"
+        text += "".join(f'{number} = "{made.randint(9000, 60000)}M"\n' for number in range(count))
+    policy, errors = load([("policy.toml", f'{text}[instance.gpu]\nsharing = "together"\nserver = "shared"\n')])
+    assert policy is not None, errors
+    core = Core()
+    events: list[inp.Input] = [
+        inp.PolicyChanged(1.0, policy), inp.DevicesFound(1.0, devices),
+        inp.PeopleKnown(1.0, {uid: Identity(uid, f"user{uid}") for uid in users}),
+        inp.ControlRuns(1.0, 40, 1.0, "/s", True),
+    ]  # fmt: skip
+    for uid in users:
+        memory = {str(number): made.randint(2000, 9000) << 20 for number in range(count)}
+        share = Share(f"lease {uid}", memory=memory, total_memory=40 << 30, max_clients=9, job=f"lease {uid}")
+        lease = Lease(uid, share, 1.0, 1e6, 0, uid)
+        events.append(inp.LeaseGiven(1.0, lease))
+    core.absorb(events)
+    said: list[inp.Input] = [inp.GateSaid(2.0, link.Hello(60, 1.0))]
+    for uid in users:
+        for number in range(jobs):
+            peer = inp.Peer(uid * 10 + number, uid, uid, 7)
+            said.append(inp.GateSaid(2.0, link.Knock(uid * 10 + number, *peer[:4], 2.0)))
+    step = core.receive_all([*said, inp.GateSaid(2.0, link.Synced())], 2.0)
+    (table,) = [one.message for one in step.actions if isinstance(one, act.TellGate)]
+    assert isinstance(table, Admissions)
+    assert len(table.users) > 30
+    assert len(table.processes) > 30
+    assert len(codec.encode(table)) <= codec.LONGEST_PACKET
 
 
 def test_a_packet_that_unpacks_to_more_than_may_be_is_an_error() -> None:

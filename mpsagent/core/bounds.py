@@ -1,0 +1,99 @@
+"""What users and jobs may have at a time: the bounds of the gate's table, how they are used up, and which clients are
+beyond them where the gate could not hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from mpsagent.core import memory_use
+from mpsagent.core.admission import NEXT
+from mpsagent.core.model import Client, Held
+from mpsagent.core.rule import Reason
+from mpsagent.core.view import View
+from mpsagent.mps.limits import Device, Limits, Total
+from mpsagent.mps.units import limit_text
+from mpsagent.policy.policy import Rules
+from mpsagent.policy.shares import Share
+from mpsagent.wire.link import User
+
+BOUNDS = "max_contexts", "max_clients", "total"
+"""Words of the reasons for which a user waits for places of its own, not for those of others."""
+Surplus = tuple[Client, str, str]
+"""A client, why it is beyond its bound, and the key of the bound."""
+
+
+def surplus(
+    name: str, whose: Rules | Share, clients: Iterable[Client], limits: Callable[[Client], Limits | None],
+    devices: Sequence[Device],
+) -> Iterator[Surplus]:  # fmt: skip
+    """Yield the clients that do not fit beside those before them, by ``max_clients`` and by the totals of ``whose``.
+    Limits that are not known (None) count in no total."""
+    most, total, count, fitting = whose.max_clients, whose.total(devices), 0, list[Limits]()
+    for client in clients:
+        its = limits(client)
+        if most is not None and count >= most:
+            yield client, f"{name} may have {most} client{'s' * (most != 1)} at a time", whose.key("max_clients")
+        elif total is not None and its is not None and not total.fits(fitting, its):
+            key = "total_threads" if whose.total_memory is None else "total_memory"
+            yield client, f"{name} has its total in use", whose.key(key)
+        else:
+            count += 1
+            fitting += [] if its is None else [its]
+
+
+class Use(NamedTuple):
+    """Of the server's places. ``contexts``: of each user; ``full``: there is no place left."""
+
+    table: Mapping[int, User]
+    contexts: dict[int, int]
+    full: Reason | None
+
+
+def use_of(view: View) -> Use:
+    contexts, full = view.contexts(), None
+    if view.full:
+        most = sorted(contexts.items(), key=lambda one: -one[1])
+        whose = [f"{count} context{'s' * (count > 1)} of user {uid}" for uid, count in most[:3]]
+        others = [f"{sum(count for _, count in most[3:])} of others"] if most[3:] else []
+        full = Reason("full", f"the server is full: {', '.join([*whose, *others])}")
+    table = {} if view.sent is None else view.sent[1].users
+    return Use(table, contexts, full)
+
+
+def bound(view: View, uid: int, line: Sequence[Held], use: Use) -> Reason | None:
+    """What keeps the gate from handing over the next connection of a user whom the table names."""
+    user = use.table.get(uid)
+    if user is not None and user.max_contexts is not None and use.contexts.get(uid, 0) >= (most := user.max_contexts):
+        return Reason("max_contexts", f"this user may have {most} context{'s' * (most > 1)} on a server at a time")
+    new = next((one for one in line if not one.of_client), None)
+    if new is None:
+        return use.full or Reason(NEXT.word, "a further context of a client is let in next")
+    for name, whose, clients in view.bounds(new.peer) if view.rules(uid).enforce_limits else ():
+        who, limit = "this user" if isinstance(whose, Rules) else name, whose.max_clients
+        if limit is not None and len(clients) >= limit:
+            count = "1 process" if limit == 1 else f"{limit} processes"
+            return Reason("max_clients", f"{who} may have {count} at a time")
+        total, more = whose.total(view.state.devices) or Total(), view.limits_of(new.peer)
+        used = [memory_use.counted(view.state, client) or view.limits_of(client.peer) for client in clients]
+        if not total.fits((), more):
+            return Reason("total", f"no process of {who} ever fits in its total (mpsagent-cli policy check)")
+        if not total.fits(used, more):
+            return Reason("total", f"{who}'s total is in use: {_total_text(total, used, more)}")
+    if use.full is None and line[0].failed is not None:
+        return Reason("handover_failed", f"could not be handed over to MPS, and is tried again: {line[0].failed}")
+    return use.full
+
+
+def _total_text(total: Total, used: Sequence[Limits], more: Limits) -> str:
+    parts = []
+    if total.threads is not None:
+        needs = total.used([more])
+        parts.append(f"{total.used(used):g} of {total.threads:g} % of threads, the next process needs {needs:g}")
+        if needs > more.threads:
+            parts[-1] += f" (its limit is {more.threads:g}, but MPS gives no process less)"
+    for device, most in sorted(total.memory.items()):
+        has_bytes = sum(one.memory.get(device, 0) for one in used)
+        has_text, its = (limit_text(size) if size else "0" for size in (has_bytes, more.memory.get(device, 0)))
+        parts.append(f"{has_text} of {limit_text(most)} on device {device}, the next process needs {its}")
+    return "; ".join(parts)
