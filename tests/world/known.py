@@ -24,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.world import administrator, executed, mutator, trouble
+from tests.world import administrator, executed, habits, mutator, trouble
 
 ROOT = Path(__file__).parents[2]
 MISTAKES = Path(__file__).parent / "mistakes"
@@ -74,7 +74,7 @@ def copy(where: Path) -> Path:
     return tree
 
 
-WORLDS = ("tests.world", "tests.world.trouble", "tests.world.administrator")
+WORLDS = ("tests.world", "tests.world.trouble", "tests.world.administrator", "tests.world.habits")
 """The worlds, each for a part of the time."""
 days: list[str] = []
 """Of trouble: these only; empty: all."""
@@ -82,7 +82,7 @@ days: list[str] = []
 
 def fitting() -> tuple[str, ...]:
     """The worlds that have the days that are played."""
-    where = {WORLDS[1]: trouble.DAYS, WORLDS[2]: administrator.DAYS}
+    where = {WORLDS[1]: trouble.DAYS, WORLDS[2]: administrator.DAYS, WORLDS[3]: habits.DAYS}
     return tuple(world for world, names in where.items() if set(days) & set(names)) or WORLDS
 
 

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.world import administrator, heart, trouble
+from tests.world import administrator, habits, heart, trouble
 from tests.world.kernel import BOOT
 from tests.world.plans import draw, fails, hour, shrunk
 from tests.world.plans import played as lasted
@@ -30,9 +30,10 @@ KINDS: dict[str, tuple[Callable[[int, tuple[str, ...]], Any], Callable[[Any], Wo
     "hour": (hour, World),
     "trouble": (lambda seed, _: trouble.draw(seed), trouble.Troubled),
     "orders": (lambda seed, _: administrator.draw(seed), administrator.Administered),
+    "habits": (lambda seed, _: habits.draw(seed), habits.Lived),
 }
 """How a plan is drawn, and in which world it is played."""
-SHARES = {"minute": 1.0, "hour": 2.0, "trouble": 1.0, "orders": 1.0}
+SHARES = {"minute": 1.0, "hour": 2.0, "trouble": 1.0, "orders": 1.0, "habits": 1.0}
 """Of the time."""
 PAIRS = {
     "pairs": (("one client", "shared"),),
