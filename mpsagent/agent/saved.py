@@ -129,10 +129,11 @@ def clients(kept: Mapping[str, Any], now: float) -> dict[tuple[int, int], Kept]:
             cgroup, job = (None if row[key] is None else str(row[key]) for key in ("cgroup", "job"))
             lane, lease = (None if row[key] is None else int(row[key]) for key in ("lane", "lease"))
             peer = inp.Peer(int(row["pid"]), int(row["uid"]), int(row["gid"]), int(row["start"]), cgroup)
+            terminated = None if row["terminated"] is None else min(now, _number(row["terminated"]))
             found[peer.pid, peer.start] = Kept(peer, lane, inp.Remembered(
                 min(now, _number(row["since"])), max(0.0, _number(row["waited"])), _limits(row["limits"]),
                 None if row["most_memory"] is None else _sizes(row["most_memory"]), bool(row["fail_safe"]),
-                max(0, int(row["connections"])), bool(row["terminated"]), Outcome(row["outcome"]), lease, job,
+                max(0, int(row["connections"])), terminated, Outcome(row["outcome"]), lease, job,
             ))  # fmt: skip
     return found
 

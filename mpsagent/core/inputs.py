@@ -48,7 +48,7 @@ class Remembered(NamedTuple):
     most_memory: Mapping[int, int] | None = None
     fail_safe: bool = False
     connections: int = 1
-    terminated: bool = False
+    terminated: float | None = None
     outcome: str = "ok"
     lease: int | None = None
     job: str | None = None

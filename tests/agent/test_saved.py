@@ -228,7 +228,7 @@ def test_a_number_that_is_used_again_is_another_client() -> None:
 
 
 CLIENT = inp.Remembered(
-    880.0, 12.346, Limits(40.0, {0: 5, 1: 7}, below_normal=True), {0: 9}, True, 3, True, "faulted", 4, "slurm-7"
+    880.0, 12.346, Limits(40.0, {0: 5, 1: 7}, below_normal=True), {0: 9}, True, 3, 890.0, "faulted", 4, "slurm-7"
 )
 
 
@@ -247,6 +247,17 @@ def test_who_waits_and_what_is_known_of_clients_is_kept() -> None:
         assert (saved.waited_here(broken), saved.clients(broken, NOW)) == (frozenset(), {})
 
 
+@pytest.mark.parametrize("asked", [None, 890.0])
+def test_a_client_that_mps_was_not_asked_to_end_is_not_signalled_by_the_next_agent(asked: float | None) -> None:
+    """A world of habits (endings, seed 11): "not asked" was kept as "asked at 0", and SIGTERM hit a working client."""
+    one = core()
+    one.receive_all(told(at_work()._replace(earlier=CLIENT._replace(terminated=asked))), NOW)
+    rows = json.loads(json.dumps({"clients": saved.client_rows(one)}))
+    (kept,) = saved.clients(rows, NOW).values()
+    assert kept.what.terminated == asked
+    assert kept.what.terminated is None or type(kept.what.terminated) is float
+
+
 def test_a_client_that_the_gate_does_not_know_is_as_the_earlier_agent_knew_it() -> None:
     """And the gate is told of it, with all that is known."""
     one = core()
@@ -254,7 +265,7 @@ def test_a_client_that_the_gate_does_not_know_is_as_the_earlier_agent_knew_it() 
     actions = one.receive_all([hello, inp.ClientRemembered(NOW, ALICE, CLIENT), synced], NOW).actions
     client = one.state.clients[ALICE.pid]
     assert (client.since, client.waited, client.limits, client.most_memory) == CLIENT[:4]
-    assert (client.outcome, client.terminated, client.lease, client.job) == ("faulted", True, 4, "slurm-7")
+    assert (client.outcome, client.terminated, client.lease, client.job) == ("faulted", 890.0, 4, "slurm-7")
     found = [
         act_.message for act_ in actions if isinstance(act_, act.TellGate) and isinstance(act_.message, link.Found)
     ]
