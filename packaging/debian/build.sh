@@ -8,6 +8,7 @@ cd "$(dirname "$0")/../.."
 version=${VERSION:-$(.venv/bin/python -c 'import mpsagent; print(mpsagent.__version__)')}
 arch=$(dpkg --print-architecture)
 read -ra pythons <<<"${PYTHONS:-3.11 3.13}"
+. packaging/pythons.sh
 
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
@@ -28,9 +29,12 @@ install -D -m644 packaging/debian/lintian-overrides "$root/usr/share/lintian/ove
 install -d "$root/DEBIAN"
 (cd "$root" && find etc -type f -printf '/%p\n' | sort) >"$root/DEBIAN/conffiles"
 (cd "$root" && find . -path ./DEBIAN -prune -o -type f -printf '%P\0' | sort -z | xargs -0 md5sum) >"$root/DEBIAN/md5sums"
-sed -e "s/@VERSION@/$version/" -e "s/@ARCH@/$arch/" \
+sed -e "s/@VERSION@/$version/" -e "s/@ARCH@/$arch/" -e "s/@PYTHON@/$(debian_dependency)/" \
     -e "s/@SIZE@/$(find "$root" -printf '%y %s\n' | awk '{ size += $1 == "f" ? int(($2 + 1023) / 1024) : 1 } END { print size }')/" packaging/debian/control.in >"$root/DEBIAN/control"
-for script in postinst prerm postrm; do install -m755 "packaging/debian/$script" "$root/DEBIAN/$script"; done
+for script in preinst postinst prerm postrm; do
+    sed "s/@PYTHONS@/${pythons[*]}/" "packaging/debian/$script" >"$root/DEBIAN/$script"
+    chmod 755 "$root/DEBIAN/$script"
+done
 install -m644 packaging/debian/triggers "$root/DEBIAN/triggers"
 chmod 644 "$root/DEBIAN/conffiles" "$root/DEBIAN/md5sums" "$root/DEBIAN/control"
 

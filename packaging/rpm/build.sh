@@ -9,6 +9,7 @@ command -v rpmbuild >/dev/null || { echo 'rpmbuild is missing (Debian: apt-get i
 [ -x .venv/bin/cyclonedx-py ] || make venv
 version=${VERSION:-$(.venv/bin/python -c 'import mpsagent; print(mpsagent.__version__)')}
 read -ra pythons <<<"${PYTHONS:-3.12 3.13 3.14}"
+. packaging/pythons.sh
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -18,7 +19,8 @@ install -d "$work/stage/usr/share/zsh"
 mv "$work/stage/usr/share/zsh/vendor-completions" "$work/stage/usr/share/zsh/site-functions"
 install -D -m644 LICENSE "$work/stage/usr/share/licenses/mpsagent/LICENSE"
 
-sed -e "s|@VERSION@|$version|" -e "s|@STAGE@|$work/stage|" packaging/rpm/mpsagent.spec.in >"$work/mpsagent.spec"
+sed -e "s|@VERSION@|$version|" -e "s|@STAGE@|$work/stage|" -e "s|@PYTHONS@|${pythons[*]}|" \
+    -e "s|@LOWEST@|$lowest|" -e "s|@UPPER@|$upper|" packaging/rpm/mpsagent.spec.in >"$work/mpsagent.spec"
 rpmbuild -bb --quiet --define "_topdir $work/rpm" --define "_rpmdir $work/out" --define '_build_id_links none' \
     --define '_buildhost localhost' --define 'use_source_date_epoch_as_buildtime 1' \
     --define 'clamp_mtime_to_source_date_epoch 1' "$work/mpsagent.spec"

@@ -17,6 +17,13 @@ def test_the_rpm_installs_works_and_goes(machine: Machine) -> None:
     """Its scripts make the users, enable nothing, and stop the agent when it is erased."""
     *rpm, _, _ = installer(".rpm")
     shutil.copyfile(build("rpm"), machine.path("/root/mpsagent.rpm"))
+    # A Python for which it has no libraries: refused before anything is there.
+    machine.run("mount", "--bind", "/bin/echo", "/usr/bin/python3")
+    done = machine.run(*rpm, "--install", "/root/mpsagent.rpm", check=False)
+    machine.run("umount", "/usr/bin/python3")
+    assert done.returncode != 0
+    assert "and this package has libraries for Python" in done.stderr
+    assert not machine.path("/usr/lib/mpsagent").exists()
     machine.run(*rpm, "--install", "/root/mpsagent.rpm")
     assert machine.systemctl("is-enabled", "mpsagent.service", check=False) == "disabled"
     changed = machine.run(*rpm, "--verify", "mpsagent", check=False).stdout

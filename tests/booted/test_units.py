@@ -19,7 +19,7 @@ HIGHEST_EXPOSURE = {
     "mpsagent-metrics.service": 2.0,
 }
 # Known from systemd 254 on; older ones pass it over with a warning.
-NEWER = re.compile("Unknown key .*'(FileDescriptorStorePreserve|RestartMode)'")
+NEWER = re.compile("Unknown key .*'(FileDescriptorStorePreserve)'")
 SYSTEM_UNITS = Path("/usr/lib/systemd/system")
 
 needs_systemd_analyze = pytest.mark.skipif(

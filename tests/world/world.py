@@ -135,7 +135,7 @@ class Systemd:
         self.world, self.kernel = world, world.kernel
         unit = (UNITS / "mpsagent.service").read_text().splitlines()
         told = dict(line.partition("=")[::2] for line in unit if line[:1].isupper())
-        self.opens = "OnFailure" in told and told.get("RestartMode") != "direct"
+        self.opens = told.get("OnFailure") == "mpsagent-open.service" and told.get("RestartMode") != "direct"
         """At each end of the agent by a signal: mpsagent-open.service."""
         self.open = False
         """That runs: the gate serves without an agent."""
