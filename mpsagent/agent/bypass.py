@@ -221,15 +221,11 @@ def mode_trouble(wanted: str, modes: Mapping[str, str], ours: Iterable[str]) -> 
 
 
 def mode_doubts(modes: Mapping[str, str], ours: Sequence[Device]) -> Iterator[tuple[str, str | None]]:
-    """Who cannot reach the gate runs outside MPS, and only one compute mode prevents that."""
+    """Yield the GPUs that no program can use."""
     known = [one for one in ours if one.uuid in modes]
     shut = [str(one.ordinal) for one in known if modes[one.uuid] == "prohibited"]
     what = f"the compute mode is PROHIBITED on GPU {some(shut)}: no program can use it"
     yield "mode prohibited", what if shut else None
-    loose = [str(one.ordinal) for one in known if modes[one.uuid] not in ("exclusive-process", "prohibited")]
-    where = "" if len(loose) == len(known) else f" on GPU {some(loose)}"
-    then = "a program that does not find the gate runs beside MPS, without limits"
-    yield "mode", f"the compute mode is not EXCLUSIVE_PROCESS{where}: {then}" if loose else None
 
 
 def _made(path: str) -> float | None:

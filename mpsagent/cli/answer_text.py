@@ -84,7 +84,9 @@ def _rows(body: Json, now: datetime, most: int) -> list[tuple[str, str, str]]:
 def _of_one(body: Json, now: datetime, most: int, *, known: bool) -> list[tuple[str, str, str]]:
     """``known``: who waits."""
     rows = [("GPU", _gpus(body["devices"]), "")]
-    rows += [("", safe(text), style) for text, style in gpus_now(body["devices"][:most], now)]
+    at_work = [body["turn"]] if body["turn"] is not None else body["users"]
+    least = sum(one["memory"] or 0 for one in at_work)
+    rows += [("", safe(text), style) for text, style in gpus_now(body["devices"][:most], now, least)]
     rows.append(("MPS", *_mps(body, now)))
     if body["drain"]["draining"]:
         rows.append(("drain", _drain(body["drain"], now), "warn"))

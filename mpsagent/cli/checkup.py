@@ -11,11 +11,12 @@ import re
 import shutil
 import socket
 import stat
+import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -59,6 +60,41 @@ def programs(control: str) -> Iterator[Finding]:
         yield Finding(PROBLEM, topic, f"{server} is not installed", "install the driver's MPS (nvidia-cuda-mps)")
     else:
         yield Finding(OK, topic, f"{found} and its server")
+
+
+def command_in_force(shown: str, command: str) -> Iterator[Finding]:
+    """Compare the command of mpsagent.service with that of the running agent. ``shown``: the properties ExecStart and
+    NeedDaemonReload as systemctl prints them; ``command``: the running agent's words, empty if it is not known."""
+    found = re.search(r"^ExecStart=\{ .*?argv\[\]=(.*?) ; ", shown, re.MULTILINE)
+    reload = "NeedDaemonReload=yes" in shown
+    wanted = found[1] if found and "$" not in found[1] else ""
+    if command and (reload or (wanted and not command.endswith(wanted))):
+        what = "mpsagent.service was changed under the running agent, which keeps its old command"
+        do = f"{'systemctl daemon-reload && ' if reload else ''}systemctl restart mpsagent"
+        yield Finding(WARNING, "units", what, do)
+
+
+def agents_command() -> Iterator[Finding]:
+    """Look whether the running agent is what its unit says."""
+    words = ("systemctl", "show", "mpsagent.service", "--property=ExecStart,MainPID,NeedDaemonReload")
+    if shutil.which(words[0]) is None:
+        return
+    shown = subprocess.run(words, capture_output=True, text=True, timeout=GREETING, check=False).stdout
+    pid = re.search(r"^MainPID=(\d+)$", shown, re.MULTILINE)
+    command = _read(Path(f"/proc/{pid[1]}/cmdline")).rstrip("\0").replace("\0", " ") if pid else ""
+    yield from command_in_force(shown, command)
+
+
+def compute_mode(devices: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Note the GPUs whose compute mode does not keep programs from running outside MPS. It is the driver's default.
+    ``devices``: as the status has them."""
+    known = [one for one in devices if one["compute_mode"] is not None]
+    loose = [str(one["ordinal"]) for one in known if one["compute_mode"] not in ("exclusive-process", "prohibited")]
+    if loose:
+        where = "" if len(loose) == len(known) else f" of GPU {_some(loose)}"
+        what = f"the compute mode{where} is not EXCLUSIVE_PROCESS"
+        then = "a program that does not reach the gate runs outside MPS, without limits"
+        yield Finding(NOTE, "compute mode", f"{what}: {then}", "compute_mode in the policy prevents that")
 
 
 def replaced(pids: Iterable[int]) -> Iterator[Finding]:

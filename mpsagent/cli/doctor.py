@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from textwrap import wrap
 from typing import NamedTuple
@@ -113,6 +114,7 @@ def _findings(path: str, seen: _Seen) -> Iterator[Finding]:
     checks: list[tuple[str, Callable[[], Iterable[Finding]]]] = [
         ("mpsagent", lambda: _agent(path, seen)),
         ("programs", lambda: checkup.programs(control)),
+        ("compute mode", lambda: checkup.compute_mode(status["devices"] if status else ())),
         ("driver", lambda: checkup.driver(bool(status and status["devices"]))),
         ("PyTorch", lambda: checkup.device_count(count)),
         ("public directory", lambda: checkup.public_directory(public)),
@@ -124,6 +126,7 @@ def _findings(path: str, seen: _Seen) -> Iterator[Finding]:
         ("processes", lambda: checkup.processes(public, daemons)),
         ("JAX", lambda: checkup.jax(limited)),
         ("units", checkup.units),
+        ("units", checkup.agents_command),
         ("clock", checkup.clock),
     ]
     for topic, check in checks:
@@ -149,7 +152,7 @@ def _agent(path: str, seen: _Seen) -> Iterator[Finding]:
         mps = f", MPS of CUDA {version // 1000}.{version % 1000 // 10}" if isinstance(version, int) else ""
         yield Finding(OK, "mpsagent", f"{status['agent']['version']}{mps}, healthy")
     for one in status["health"]["problems"]:
-        yield Finding(PROBLEM, "mpsagent", one["what"], one["do"])
+        yield _later(one) or Finding(PROBLEM, "mpsagent", one["what"], one["do"])
     for error in status["policy"]["errors"]:
         yield Finding(PROBLEM, "policy", error, "mpsagent-cli policy check")
     for warning in surely_not_meant():
@@ -160,6 +163,17 @@ def _agent(path: str, seen: _Seen) -> Iterator[Finding]:
     if seen.events and _ahead(seen.events[-1]) > FUTURE:
         what = f"the newest event lies {_ahead(seen.events[-1]):.0f} s in the future: the clock was set back"
         yield Finding(WARNING, "clock", what, "timedatectl")
+
+
+def _later(problem: Json) -> Finding | None:
+    """Return what to wait for if a program that the agent has missed is there by now."""
+    program, _, _ = problem["what"].partition(" is not installed")
+    found = None if program == problem["what"] else shutil.which(program)
+    if found is None:
+        return None
+    what = f"{program} is there now ({found}), and was not before"
+    do = "the agent tries again within a minute, or now: systemctl restart mpsagent"
+    return Finding(WARNING, "mpsagent", what, do)
 
 
 def _ahead(event: Json) -> float:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from mpsagent.cli.wording import Json, local
+from mpsagent.cli.wording import Json, local, size
 
 OLD = 10.0
 """Seconds after which it is told when NVML said it: an idle node is not asked, and a hung one does not answer."""
 
 
-def gpus_now(devices: list[Json], now: datetime) -> list[tuple[str, str]]:
-    """A line and its style for each GPU that says anything."""
+def gpus_now(devices: list[Json], now: datetime, least: int = 0) -> list[tuple[str, str]]:
+    """Return a line and its style for each GPU that says anything. ``least``: bytes that the clients are known to use.
+    If NVML's last answer is less, because it is older, the clients' bytes are shown. Of several GPUs none is."""
+    said = [one["memory_used"] for one in devices if one.get("memory_used") is not None]
+    if said and sum(said) < least:
+        used = least if len(devices) == 1 else None
+        devices = [{**one, "memory_used": used} for one in devices]
     rows = []
     for one in devices:
         which = f"GPU {one['ordinal']}: " if len(devices) > 1 else ""
         if one.get("problem"):
             rows.append((f"{which}{one['problem']}", "bad"))
-        elif said := ", ".join(_facts(one)):
-            rows.append((f"{which}{said}{_as_of(one.get('seen'), now)}", "warn" if one.get("xids") else "dim"))
+        elif facts := ", ".join(_facts(one)):
+            rows.append((f"{which}{facts}{_as_of(one.get('seen'), now)}", "warn" if one.get("xids") else "dim"))
     return rows
 
 
@@ -31,7 +36,7 @@ def _facts(one: Json) -> list[str]:
     used, xids = one.get("memory_used"), one.get("xids") or ()
     said = (
         ("{:.0%} busy", one.get("utilization")),
-        ("{:.1f} GiB in use", None if used is None else used / (1 << 30)),
+        ("{} in use", None if used is None else size(used)),
         ("{:.0f} W", one.get("power")),
         ("{} °C", one.get("temperature")),
         ("compute mode {}", one.get("compute_mode")),

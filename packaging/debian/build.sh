@@ -40,5 +40,7 @@ chmod 644 "$root/DEBIAN/conffiles" "$root/DEBIAN/md5sums" "$root/DEBIAN/control"
 
 dist=${DIST:-dist}
 mkdir -p "$dist"
+# The one that was built last: a pattern names it.
+rm -f "$dist"/mpsagent_*.deb
 dpkg-deb --root-owner-group "-Z${COMPRESSION:-xz}" --build "$root" "$dist/mpsagent_${version}_$arch.deb" >/dev/null
 ls -1 "$dist/mpsagent_${version}_$arch.deb"

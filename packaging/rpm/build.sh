@@ -26,5 +26,7 @@ rpmbuild -bb --quiet --define "_topdir $work/rpm" --define "_rpmdir $work/out" -
     --define 'clamp_mtime_to_source_date_epoch 1' "$work/mpsagent.spec"
 dist=${DIST:-dist}
 mkdir -p "$dist"
+# The one that was built last: a pattern names it.
+rm -f "$dist"/mpsagent-*.rpm
 cp "$work"/out/*/*.rpm "$dist/"
 ls -1 "$dist"/mpsagent-"$version"-*.rpm

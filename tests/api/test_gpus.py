@@ -45,3 +45,13 @@ def test_what_nvml_said_long_ago_has_its_time() -> None:
     found = dict(device(Device(0, "GPU-1", "NVIDIA H200", 140 << 30, 132), SEEN))
     ((said, _),) = gpus_now([found], NOW + timedelta(hours=1))
     assert said.endswith("Xid 79 (as of 00:01:00)")
+
+
+def test_the_memory_in_use_is_never_less_than_that_of_the_clients() -> None:
+    """NVML's answer may be half a minute old: `0.0 GiB in use` stood above a process with 381 MiB."""
+    found = {**device(Device(0, "GPU-1", "NVIDIA H200", 140 << 30, 132), SEEN), "memory_used": 0}
+    ((idle, _),) = gpus_now([found], NOW)
+    ((busy, _),) = gpus_now([found], NOW, 381 << 20)
+    assert ("0 MiB in use" in idle, "381 MiB in use" in busy) == (True, True)
+    several = gpus_now([found, found], NOW, 381 << 20)
+    assert not [said for said, _ in several if "in use" in said], "which of them has it is not known"

@@ -13,6 +13,7 @@ import pytest
 from tests.booted.machine import Machine
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "first-hour.md"
+README = PAGE.parent.parent / "README.md"
 _BLOCK = re.compile(r"^```(\w+)(?: (\w+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # A block of nothing but these may be asked again until it says what the page shows: processes take their time.
 _LOOKS = re.compile(r"cat job\.out|mpsagent-cli (?:status|clients|queue|report|policy (?:diff|explain|check))\b")
@@ -75,16 +76,54 @@ def test_words_that_are_not_printed_are_missing() -> None:
     assert missing("PID  USER\n800  alice  running  6.72s", "PID USER\n12 alice  waiting 1.0s") == ["running"]
 
 
+def without_network(machine: Machine) -> None:
+    """Keep apt from looking for one. Two services of this machine that it would call take seconds."""
+    others = ("/etc/apt/sources.list", "/etc/apt/apt.conf.d/20packagekit", "/var/lib/man-db/auto-update")
+    for file in (*map(machine.path, others), *machine.path("/etc/apt/sources.list.d").glob("*")):
+        file.unlink(missing_ok=True)
+
+
 @pytest.mark.timeout(600)
 def test_the_first_hour_goes_through(node: Machine, package: Path) -> None:
     """In a booted systemd, as root, alice and bob, with the package in root's home. It is installed already (test_boot
     installs it on a bare machine), so apt has nothing to do but find that out."""
-    # No network here. Two services of this machine that apt would call have nothing to do with it and take seconds.
-    others = ("/etc/apt/sources.list", "/etc/apt/apt.conf.d/20packagekit", "/var/lib/man-db/auto-update")
-    for file in (*map(node.path, others), *node.path("/etc/apt/sources.list.d").glob("*")):
-        file.unlink(missing_ok=True)
+    without_network(node)
     shutil.copyfile(package, node.path(f"/root/{package.name}"))
     for step in steps():
         perform(node, step)
     assert node.run("systemctl", "is-active", "mpsagent-gate.service", check=False).stdout.strip() != "active"
     assert not node.path("/etc/mpsagent").exists()
+
+
+def on_readme() -> list[str]:
+    """Return the commands of README's part about trying mpsagent."""
+    part = README.read_text(encoding="utf-8").partition("## Try it")[2].partition("\n## ")[0]
+    return [line.partition("#")[0].strip() for line in part.splitlines() if line.startswith("    ")]
+
+
+def test_readme_names_both_commands_that_set_everything_up() -> None:
+    """And the programs that must be there before them: neither is on a fresh Debian."""
+    assert on_readme()[:2] == ["make demo", "make test"]
+    assert "apt-get install git make" in README.read_text(encoding="utf-8").partition("    make demo")[0]
+
+
+@pytest.mark.timeout(600)
+def test_readme_and_then_the_first_hour_go_through_without_a_gpu(machine: Machine, package: Path) -> None:
+    """README starts the agent before there is a simulator. `enable --now` then left the old command in force, and no
+    output said so."""
+    without_network(machine)
+    place = "/root/mpsagent/dist"
+    machine.path(place).mkdir(parents=True)
+    shutil.copyfile(package, machine.path(f"{place}/{package.name}"))
+    shutil.copyfile(package, machine.path(f"/root/{package.name}"))
+    for line in on_readme():
+        if not line.startswith("make "):
+            done = machine.run("bash", "-c", f"cd {place}/.. && {line}", check=False, timeout=300)
+            assert done.returncode == 0 or line.startswith("mpsagent-cli"), f"{line}\n{done.stdout}{done.stderr}"
+    for step in steps():
+        perform(machine, step)
+        if "daemon-reload" in step.commands:
+            said = " ".join(machine.run("mpsagent-cli", "doctor", check=False).stdout.split())
+            assert "-> systemctl restart mpsagent" in said, said
+            assert "nvidia-cuda-mps-control is not installed" not in said
+    assert not machine.path("/etc/mpsagent").exists()

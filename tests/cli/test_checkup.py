@@ -323,3 +323,40 @@ def test_a_clock_that_nothing_sets_right(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [one.grade for one in checkup.clock()] == [NOTE]
     Kernel.state = 0
     assert list(checkup.clock()) == []
+
+
+UNIT = """ExecStart={ path=/usr/bin/mpsagent ; argv[]=/usr/bin/mpsagent run --devices /x.json ; ignore_errors=no }
+MainPID=7
+NeedDaemonReload=%s
+"""
+
+
+@pytest.mark.parametrize(("command", "reload", "do"), [
+    ("/usr/bin/python3 -I /usr/bin/mpsagent run --devices /x.json", "no", []),
+    ("/usr/bin/python3 -I /usr/bin/mpsagent run --supervise systemd", "no", ["systemctl restart mpsagent"]),
+    ("/usr/bin/python3 -I /usr/bin/mpsagent run", "yes", ["systemctl daemon-reload && systemctl restart mpsagent"]),
+    ("", "no", []),
+])  # fmt: skip
+def test_a_unit_that_was_changed_under_a_running_agent_is_named(command: str, reload: str, do: list[str]) -> None:
+    """`systemctl enable --now` starts nothing that runs: the old command stayed in force, and no output said so."""
+    found = list(checkup.command_in_force(UNIT % reload, command))
+    assert [one.do for one in found] == do
+    assert {one.grade for one in found} <= {WARNING}
+
+
+def test_a_unit_whose_command_has_variables_is_not_compared() -> None:
+    assert not list(checkup.command_in_force(UNIT.replace("/x.json", "$DEVICES") % "no", "/usr/bin/mpsagent run"))
+
+
+@pytest.mark.parametrize(("modes", "what"), [
+    (["default"], ["the compute mode is not EXCLUSIVE_PROCESS"]),
+    (["exclusive-process", "default"], ["the compute mode of GPU 1 is not EXCLUSIVE_PROCESS"]),
+    (["exclusive-process"], []),
+    ([None], []),
+])  # fmt: skip
+def test_what_the_compute_mode_does_not_prevent_is_a_note(modes: list[str | None], what: list[str]) -> None:
+    """It is the driver's default, so it is no warning: `doctor --strict` could not succeed on any healthy node."""
+    devices = [{"ordinal": number, "compute_mode": mode} for number, mode in enumerate(modes)]
+    found = list(checkup.compute_mode(devices))
+    assert [one.what.partition(":")[0] for one in found] == what
+    assert {one.grade for one in found} <= {NOTE}

@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from mpsagent.agent.condition import Condition
 from mpsagent.api import views
 from mpsagent.cli import doctor
+from mpsagent.system.control import Problem, installed
 from tests.api.stand_in import START, Served, StandIn, serve
 from tests.cli.program import run
 from tests.never_comes import process_that_cannot_be_read
@@ -50,6 +52,22 @@ def test_what_the_agent_knows_is_found_with_how_to_mend_it(served: Served) -> No
     assert "computing outside MPS, without limits: process 77" in texts
     assert [one for one in texts if "the clock was set back" in one]
     assert found["warning", "not sure"]["do"] == "use hostPID"
+
+
+def test_a_program_that_was_installed_after_the_agent_had_looked_is_not_said_to_be_missing(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a problem, "not installed", above a line that gave its path."""
+    for name in ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server"):
+        (tmp_path / name).touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = installed("nvidia-cuda-mps-control", {"PATH": "/nowhere"})
+    assert isinstance(found, Problem)
+    served.backend.conditions = (Condition(found.text, START, "install it"),)
+    seen = doctor._ask(str(served.path))
+    (one,) = [one for one in doctor._agent(str(served.path), seen) if "nvidia-cuda-mps-control" in one.what]
+    assert one.what == f"nvidia-cuda-mps-control is there now ({tmp_path}/nvidia-cuda-mps-control), and was not before"
+    assert "the agent tries again within a minute" in one.do
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root to start a process of another user")
