@@ -31,7 +31,7 @@ def main() -> int:
     words.add_argument("--go-on", action="store_true", help="after a failure too; each is told in a line")
     words.add_argument("--no-shrink", action="store_true")
     words.add_argument("--kind", type=share, action="append", metavar="KIND[=SHARE]",
-                       help="for --seed and --jobs: these, of minute, hour, trouble, orders, habits, pairs, turns")  # fmt: skip
+                       help="for --seed and --jobs: minute, hour, trouble, orders, habits, pairs, turns")  # fmt: skip
     words.add_argument("--jobs", type=int, help="so many processes, with worlds of all kinds; needs --out")
     words.add_argument("--out", type=Path, help="for --jobs: failures, and which pairs were played")
     words.add_argument("--before", type=Path, action="append", default=[], help="which pairs were played before")
