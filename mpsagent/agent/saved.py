@@ -108,7 +108,7 @@ def _client_row(one: Client) -> dict[str, Any]:
         "limits": None if limits is None else limits.as_json(),
         "most_memory": None if one.most_memory is None else Limits(memory=one.most_memory).as_json()["memory"],
         "fail_safe": one.fail_safe, "connections": one.connections, "terminated": one.terminated,
-        "outcome": str(one.outcome), "lease": one.lease, "job": one.job,
+        "outcome": str(one.outcome), "lease": one.lease, "job": one.job, "counts": one.counts, "counted": one.counted,
     }  # fmt: skip
 
 
@@ -128,12 +128,14 @@ def clients(kept: Mapping[str, Any], now: float) -> dict[tuple[int, int], Kept]:
         with suppress(*_DAMAGED):
             cgroup, job = (None if row[key] is None else str(row[key]) for key in ("cgroup", "job"))
             lane, lease = (None if row[key] is None else int(row[key]) for key in ("lane", "lease"))
+            counted = None if row.get("counted") is None else min(now, _number(row["counted"]))
             peer = inp.Peer(int(row["pid"]), int(row["uid"]), int(row["gid"]), int(row["start"]), cgroup)
             terminated = None if row["terminated"] is None else min(now, _number(row["terminated"]))
             found[peer.pid, peer.start] = Kept(peer, lane, inp.Remembered(
                 min(now, _number(row["since"])), max(0.0, _number(row["waited"])), _limits(row["limits"]),
                 None if row["most_memory"] is None else _sizes(row["most_memory"]), bool(row["fail_safe"]),
                 max(0, int(row["connections"])), terminated, Outcome(row["outcome"]), lease, job,
+                bool(row.get("counts", True)), counted,
             ))  # fmt: skip
     return found
 

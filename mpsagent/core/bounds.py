@@ -4,6 +4,7 @@ beyond them where the gate could not hold them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from mpsagent.core import memory_use
@@ -17,6 +18,8 @@ from mpsagent.policy.policy import Rules
 from mpsagent.policy.shares import Share
 from mpsagent.wire.link import User
 
+NAMED_PIDS = 3
+"""Processes that a reason names."""
 BOUNDS = "max_contexts", "max_clients", "total"
 """Words of the reasons for which a user waits for places of its own, not for those of others."""
 Surplus = tuple[Client, str, str]
@@ -28,9 +31,9 @@ def surplus(
     devices: Sequence[Device],
 ) -> Iterator[Surplus]:  # fmt: skip
     """Yield the clients that do not fit beside those before them, by ``max_clients`` and by the totals of ``whose``.
-    Limits that are not known (None) count in no total."""
+    Limits that are not known (None) count in no total, and clients that have made no context nowhere."""
     most, total, count, fitting = whose.max_clients, whose.total(devices), 0, list[Limits]()
-    for client in clients:
+    for client in filter(attrgetter("counts"), clients):
         its = limits(client)
         if most is not None and count >= most:
             yield client, f"{name} may have {most} client{'s' * (most != 1)} at a time", whose.key("max_clients")
@@ -63,26 +66,49 @@ def use_of(view: View) -> Use:
 
 def bound(view: View, uid: int, line: Sequence[Held], use: Use) -> Reason | None:
     """What keeps the gate from handing over the next connection of a user whom the table names."""
-    user = use.table.get(uid)
+    user, mine = use.table.get(uid), [one for one in view.state.clients_of_user(uid) if one.counts]
     if user is not None and user.max_contexts is not None and use.contexts.get(uid, 0) >= (most := user.max_contexts):
-        return Reason("max_contexts", f"this user may have {most} context{'s' * (most > 1)} on a server at a time")
-    new = next((one for one in line if not one.of_client), None)
+        text = f"this user may have {most} context{'s' * (most > 1)} on a server at a time"
+        return Reason("max_contexts", text + _only_its_own(uid, mine))
+    full = use.full
+    if full is not None and {one for one, count in use.contexts.items() if count} == {uid}:
+        full = full._replace(text=full.text + _only_its_own(uid, mine))
+    new = next((one for one in line if _needs_room(view, one)), None)
     if new is None:
-        return use.full or Reason(NEXT.word, "a further context of a client is let in next")
+        return full or Reason(NEXT.word, "a further context of a client is let in next")
+    first = f"process {new.peer.pid} has no context yet, and its first one waits: " if new.of_client else ""
     for name, whose, clients in view.bounds(new.peer) if view.rules(uid).enforce_limits else ():
         who, limit = "this user" if isinstance(whose, Rules) else name, whose.max_clients
         if limit is not None and len(clients) >= limit:
             count = "1 process" if limit == 1 else f"{limit} processes"
-            return Reason("max_clients", f"{who} may have {count} at a time")
+            text = f"{first}{who} may have {count} at a time"
+            return Reason("max_clients", text + _only_its_own(uid, clients))
         total, more = whose.total(view.state.devices) or Total(), view.limits_of(new.peer)
         used = [memory_use.counted(view.state, client) or view.limits_of(client.peer) for client in clients]
         if not total.fits((), more):
             return Reason("total", f"no process of {who} ever fits in its total (mpsagent-cli policy check)")
         if not total.fits(used, more):
-            return Reason("total", f"{who}'s total is in use: {_total_text(total, used, more)}")
-    if use.full is None and line[0].failed is not None:
+            text = f"{first}{who}'s total is in use: {_total_text(total, used, more)}"
+            return Reason("total", text + _only_its_own(uid, clients))
+    if full is None and line[0].failed is not None:
         return Reason("handover_failed", f"could not be handed over to MPS, and is tried again: {line[0].failed}")
-    return use.full
+    return full
+
+
+def _needs_room(view: View, held: Held) -> bool:
+    """Return whether a held connection needs room as that of a new process does."""
+    client = view.state.clients.get(held.peer.pid) if held.of_client else None
+    return not held.of_client or (client is not None and not client.counts)
+
+
+def _only_its_own(uid: int, clients: Sequence[Client]) -> str:
+    """Return what to do if a user's processes wait only for these processes of the same user; else nothing."""
+    if not clients or any(one.uid != uid for one in clients):
+        return ""
+    pids = [str(one.pid) for one in sorted(clients, key=lambda one: (one.since, one.pid))]
+    more = f" and {len(pids) - NAMED_PIDS} more" if len(pids) > NAMED_PIDS else ""
+    names = f"process{'es' * (len(pids) > 1)} {', '.join(pids[:NAMED_PIDS])}{more}"
+    return f"; only this user's own {names} can make room: wait, or run mpsagent-cli client terminate {pids[0]}"
 
 
 def _total_text(total: Total, used: Sequence[Limits], more: Limits) -> str:

@@ -42,7 +42,8 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     wakes: list[float] = []
     warned = memory.warned & view.state.servers.keys()
     for server in view.state.servers.values():
-        taken = sum(one.places for one in server.attached.values())
+        without = {client.pid for client in view.state.clients.values() if not client.counts}
+        taken = sum(one.places for pid, one in server.attached.items() if pid not in without)
         full = taken >= NEARLY_FULL * server.max_clients
         if full and server.pid not in warned:
             reason = f"server {server.pid} has {taken} of at most {server.max_clients} contexts"
@@ -141,9 +142,12 @@ def _over(
     if rules.max_runtime is not None:
         rule = rules.origin("max_runtime").key
         for client in clients:
-            due = client.since + rules.max_runtime
+            if view.state.waits_for_context(client):
+                continue  # it cannot work
+            since = client.since if client.counted is None else client.counted
+            due = since + rules.max_runtime
             if now >= due:
-                ends.append((client, f"client {client.pid} has run {duration_text(now - client.since)}", rule))
+                ends.append((client, f"client {client.pid} has run {duration_text(now - since)}", rule))
             else:
                 wakes.append(due)
     if rules.idle_timeout is None or view.state.drain is not None:  # in a drain it would make room for no one
@@ -190,7 +194,8 @@ def _would_be_held(view: View, rules: Rules, uid: int, clients: tuple[Client, ..
     yield from surplus(f"user {uid}", rules, mine, lambda one: _own_limits(view, one), view.state.devices)
     most = view.most_contexts(rules)
     if mine and most is not None and view.contexts()[uid] > most:
-        yield mine[-1], f"user {uid} may have {most} context{'s' * (most != 1)} at a time", rules.key("max_contexts")
+        youngest = [one for one in mine if one.counts][-1]
+        yield youngest, f"user {uid} may have {most} context{'s' * (most != 1)} at a time", rules.key("max_contexts")
     jobs = {share.job: share for one in mine if (share := view.share(one.peer)) is not None and share.bounds}
     for job, share in jobs.items():
         its = [one for one in view.state.clients.values() if (of := view.share(one.peer)) is not None and of.job == job]

@@ -74,6 +74,8 @@ def known_again(client: Client, event: inp.GateSaid[link.Known]) -> Client:
     """One that passed more often than we know did so while the link was down. Whether that was before or after its
     server was lost is not known, so MPS is asked before it counts as one that has left."""
     said = event.what
+    if said.counts is not client.counts:
+        client = replace(client, counts=said.counts, counted=event.at if said.counts else client.counted)
     more_often = said.connections > (client.connections if client.at_gate is None else client.at_gate)
     limits = client.limits if said.limits is None else said.limits
     most = client.most_memory

@@ -52,6 +52,8 @@ class Remembered(NamedTuple):
     outcome: str = "ok"
     lease: int | None = None
     job: str | None = None
+    counts: bool = True
+    counted: float | None = None
 
 
 class GateSaid(NamedTuple, Generic[Message]):

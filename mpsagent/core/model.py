@@ -185,6 +185,11 @@ class Client:
     lane: Key = None
     frozen: float | None = None
     """Since when it is frozen, because its user is paused; also where its owner had stopped it before."""
+    counts: bool = True
+    """It takes a place, and a share of the totals of its user and its job. False: the gate says that it has made no
+    context for a while."""
+    counted: float | None = None
+    """When it came to count again, because its first context was handed over."""
     use: Use = field(default_factory=Use)
 
     @property
@@ -441,6 +446,10 @@ class State:
     def candidates(self, client: Client) -> tuple[Server, ...]:
         """Servers where this client may have a context."""
         return tuple(server for server in self.servers.values() if self.fits(client, server))
+
+    def waits_for_context(self, client: Client) -> bool:
+        """Return whether the gate holds the first context of a client that has made none for a while."""
+        return not client.counts and self.held.has((client.pid, client.peer.start))
 
     def clients_of_user(self, uid: int) -> tuple[Client, ...]:
         return tuple(c for c in self.clients.values() if c.uid == uid)

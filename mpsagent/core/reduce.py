@@ -130,7 +130,7 @@ def _known(state: State, event: inp.GateSaid[link.Known], out: Out) -> State:
     number, job = state.job(peer)
     client = Client(
         peer, said.since, limits=said.limits, most_memory=None if said.most is None else said.most.memory,
-        connections=said.connections, lease=number, job=job, lane=state.key,
+        connections=said.connections, lease=number, job=job, lane=state.key, counts=said.counts,
     )  # fmt: skip
     if event.earlier is not None:
         client = _remembered(peer, event.earlier, state.key)
@@ -152,7 +152,7 @@ def _remembered(peer: inp.Peer, earlier: inp.Remembered, lane: Key) -> Client:
     return Client(
         peer, earlier.since, earlier.waited, earlier.limits, earlier.most_memory, earlier.fail_safe,
         earlier.connections, terminated=earlier.terminated, outcome=Outcome(earlier.outcome), lease=earlier.lease,
-        job=earlier.job, lane=lane,
+        job=earlier.job, lane=lane, counts=earlier.counts, counted=earlier.counted,
     )  # fmt: skip
 
 
@@ -171,6 +171,14 @@ def _taken_over(state: State, client: Client, at: float) -> State:
     elif state.key is not None:  # its control daemon has gone, with the agent before, and no other one asks after it
         client = lost(client, at, confirmed=True)
     return _with_logs(state, client, client.since - LOGS_EARLY)
+
+
+def _no_context(state: State, event: inp.GateSaid[link.NoContext], out: Out) -> State:
+    said = event.what
+    client = state.clients.get(said.pid)
+    if client is None or client.peer.start != said.start:
+        return state
+    return replace(state, clients={**state.clients, said.pid: replace(client, counts=False)})
 
 
 def _of_earlier(client: Client, control: Control, at: float) -> Client:
@@ -246,7 +254,8 @@ def _passed(state: State, event: inp.GateSaid[link.Passed], out: Out) -> State:
         client = back(state.clients[peer.pid])
         client = replace(
             client, limits=said.limits, most_memory=more(client.most_memory, memory), fail_safe=said.fail_safe,
-            connections=client.connections + 1, at_gate=(client.at_gate or 0) + 1,
+            connections=client.connections + 1, at_gate=(client.at_gate or 0) + 1, counts=True,
+            counted=client.counted if client.counts else event.at,
         )  # fmt: skip
         return replace(state, clients={**state.clients, peer.pid: client})
     number, job = state.job(peer)
@@ -507,6 +516,7 @@ _RULES: dict[Any, Callable[[State, Any, Out], State]] = {
     inp.GateLost: _gate_lost,
     link.Knock: _knocked,
     link.Known: _known,
+    link.NoContext: _no_context,
     link.Left: _left,
     link.Handing: _handing,
     link.Passed: _passed,

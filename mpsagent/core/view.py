@@ -310,14 +310,16 @@ class View:
         return share if not self.identified(peer.uid) or self.rules(peer.uid).enforce_limits else None
 
     def bounds(self, peer: Peer) -> Iterator[tuple[str, Rules | Share, tuple[Client, ...]]]:
-        """What bounds a process together with others: its user's rules, and its job's share, with the clients there."""
-        yield f"user {peer.uid}", self.rules(peer.uid), self.state.clients_of_user(peer.uid)
+        """What bounds a process together with others: its user's rules, and its job's share, with the clients that take
+        a part of it."""
+        mine = tuple(one for one in self.state.clients_of_user(peer.uid) if one.counts)
+        yield f"user {peer.uid}", self.rules(peer.uid), mine
         if (share := self.job(peer)) is not None:
             yield share.whose, share, self.clients_of_job(share.job)
 
     def clients_of_job(self, job: str) -> tuple[Client, ...]:
-        """Of one that is bounded."""
-        return self.jobs().get(job, ())
+        """Return the clients that take a part of this job's share."""
+        return tuple(one for one in self.jobs().get(job, ()) if one.counts)
 
     def jobs(self) -> Mapping[str, tuple[Client, ...]]:
         """The clients of each job that is bounded."""
@@ -375,7 +377,7 @@ class View:
         return tuple(users), oldest
 
     def contexts(self) -> dict[int, int]:
-        """Places of the server that each user has, as its log says: a client without a context has one, too."""
+        """Places of the server that each user has, as its log says: a client that has no context yet has one, too."""
         return self.once("contexts", (self.state.clients, self.state.servers), self._counted)
 
     def _counted(self) -> dict[int, int]:
@@ -384,7 +386,7 @@ class View:
             server = self.state.server_of(client.pid)
             one = _NONE if server is None else server.attached[client.pid]
             most = one.places if client.unseen else max(1, client.connections - 1)
-            found[client.uid] = found.get(client.uid, 0) + min(one.places, most)
+            found[client.uid] = found.get(client.uid, 0) + (min(one.places, most) if client.counts else 0)
         return found
 
     @property

@@ -69,7 +69,7 @@ class Gate:
         self._watchdog = "WATCHDOG_USEC" in os.environ
         self._store = Store(loop)
         self._queue = Queue()
-        self._processes = KnownProcesses(loop, self._queue, self._store, self._process_ended)
+        self._processes = KnownProcesses(loop, self._queue, self._store, self._process_ended, self._gave_up)
         self._holding = Holding(
             loop, self._queue, self._store, self._tell, self._special, self._place_of, self._changed
         )
@@ -229,6 +229,11 @@ class Gate:
             instance.process_ended(process)
             instance.lane.pump()  # there is room for one more
 
+    def _gave_up(self, known: KnownProcess) -> None:
+        """Tell the agent of a process without a context that takes no share any more, and admit another one."""
+        self._tell(link.NoContext(known.pid, known.start, known.instance))
+        self._pump()
+
     def _front_end_command(self, lane: Lane, who: Credentials, command: str, at: float, refused: bool) -> None:
         name = next((one.name for one in self._instances if one.lane is lane), "")
         self._tell(link.FrontEnd(who.pid, who.uid, command, at, refused, name))
@@ -324,7 +329,7 @@ class Gate:
     def _known(self, one: KnownProcess) -> Outgoing:
         message = link.Known(
             one.pid, one.uid, one.gid, one.start, one.since, one.limits, peers.cgroup(one.pid), one.connections,
-            one.instance, one.most, one.fail_safe,
+            one.instance, one.most, one.fail_safe, one.counts,
         )  # fmt: skip
         return message, self._pidfd_of(one.process)
 

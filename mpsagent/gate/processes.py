@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from mpsagent.gate import identity, peers
 from mpsagent.gate.connection import Connection
+from mpsagent.gate.places import KEPT
 from mpsagent.gate.queue import KnownProcess, Process, Queue
 from mpsagent.gate.store import KnownName, Store
 from mpsagent.mps.limits import Limits
@@ -29,12 +30,14 @@ class _Watched:
 
 @dataclass(eq=False, repr=False)
 class KnownProcesses:
-    """``ended`` hears of each end, after the process is known no more."""
+    """``ended`` hears of each end, after the process is known no more; ``gave_up`` of each process that has made no
+    context for a while and does not count any more."""
 
     _loop: asyncio.AbstractEventLoop
     _queue: Queue
     _store: Store
     _ended: Callable[[Process], None]
+    _gave_up: Callable[[KnownProcess], None]
     _watched: dict[Process, _Watched] = field(default_factory=dict, init=False)
 
     def prepare(self, connection: Connection, limits: Limits | None, instance: str) -> bool:
@@ -71,7 +74,7 @@ class KnownProcesses:
         limits = None if known.most is None else known.limits
         own = self._queue.is_own(known.process)
         of = known.uid, known.gid, known.start, known.since, limits, known.instance
-        return str(KnownName(*of, unseen=known.unseen, own=own, most=known.most))
+        return str(KnownName(*of, unseen=known.unseen, own=own, most=known.most, bare=not known.context))
 
     def _replace(self, known: KnownProcess, pidfd: int, name: str) -> None:
         process = known.process
@@ -99,8 +102,10 @@ class KnownProcesses:
         if known is None:
             known = self._new(connection, limits, instance)
             self._queue.know(known)
+            self._keep_place(known)
         else:
             known.given(limits)
+            self._queue.places(known.instance).count(known, yes=True)
         known.fail_safe = fail_safe
         known.connections += 1
         if process not in self._watched:  # it has gone already
@@ -118,6 +123,21 @@ class KnownProcesses:
         else:
             self._write(known, self._name(known))
 
+    def _keep_place(self, known: KnownProcess) -> None:
+        """Let a process without a context count for a while from its first hand-over on."""
+        self._loop.call_later(max(0.0, known.since + KEPT - time.monotonic()), self._give_up, known)
+
+    def _give_up(self, known: KnownProcess) -> None:
+        """Let it count no longer, unless it has asked for a context by now."""
+        places = self._queue.places(known.instance)
+        if self._queue.known_process(known.process) is not known or known.context or not known.counts:
+            return
+        if self._queue.waits_for_context(known.process) or not places.may_give_up(known):
+            self._loop.call_later(KEPT, self._give_up, known)
+            return
+        places.count(known, yes=False)
+        self._gave_up(known)
+
     def restore(self, name: str, said: KnownName, pidfd: int, instance: str) -> bool:
         """A pidfd out of the store; False when its process has gone (the descriptor is closed then)."""
         pid = identity.pid_of(pidfd)
@@ -128,13 +148,16 @@ class KnownProcesses:
             return False
         known = KnownProcess(
             pid, said.uid, said.gid, said.start, said.since, said.limits, 0 if said.unseen else 1, instance, True,
-            most=said.most or said.limits, unseen=said.unseen,
+            most=said.most or said.limits, unseen=said.unseen, context=not said.bare,
         )  # fmt: skip
         if said.left:
             self._queue.leave(known)
         else:
+            # One that waits for a context may have lost its place to another process under the earlier gate.
+            known.counts = not said.bare or time.monotonic() < said.since + KEPT
             self._queue.know(known)
             self._queue.places(instance).doubtful = True
+            self._keep_place(known)
         if said.own:
             self._queue.keep_own(process)
         self._watched[process] = _Watched(pidfd, name, said.since)
@@ -155,9 +178,11 @@ class KnownProcesses:
             return None
         known = KnownProcess(
             said.pid, uid, gid, said.start, time.monotonic(), said.limits, said.connections, instance, most=said.most,
-            unseen=not said.connections,
+            unseen=not said.connections, context=said.connections != 1,
         )  # fmt: skip
         self._queue.know(known)
+        self._queue.places(instance).doubtful = True  # an agent that was away may have missed a context
+        self._keep_place(known)
         self._replace(known, pidfd, self._name(known))
         return known
 

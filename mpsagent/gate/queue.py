@@ -204,6 +204,10 @@ class Queue:
             self.places(known.instance).forget(known)
             self._sort(process)
 
+    def waits_for_context(self, process: Process) -> bool:
+        """Return whether a connection of this process is held or being handed over."""
+        return process in self._of
+
     def places(self, instance: str) -> Places:
         return self._places.setdefault(instance, Places())
 
@@ -397,10 +401,9 @@ class Queue:
                 paced = self.contexts_from if known else max(self._new.free_from(uid), self._new.all_free_from())
                 at = max(now, paced, self._rests.get((instance, uid), (0.0, 0.0))[0], owed)
                 if full or (user.max_contexts is not None and places.taken(uid) >= user.max_contexts):
-                    # a known process without a context has its place already
-                    mine = {n: one for n, one in mine.items() if known and not places.has_any(one.process)}
+                    mine = {n: one for n, one in mine.items() if known and places.keeps_one(one.process)}
                     short = True
-                of_it = mine.values() if known else self._named(mine, user, admissions)
+                of_it = self._counting(mine, user, admissions) if known else self._named(mine, user, admissions)
                 found, later = _first(of_it, at)
                 if found is not None and not known:
                     wanted = self.limits_for(found, user, admissions)
@@ -435,7 +438,20 @@ class Queue:
         """Whether a new process of this user may pass."""
         if user.admit != "all":
             return False
-        return user.max_clients is None or self.places(instance).of_user[uid] < user.max_clients
+        return user.max_clients is None or self.places(instance).counted[uid] < user.max_clients
+
+    def _counting(self, line: dict[int, Held], user: User, admissions: Admissions) -> Iterator[Held]:
+        """Connections of known processes: any of one that counts; of one that does not, if its user and its job have
+        room for it."""
+        full: set[Process] = set()
+        for held in line.values():
+            if not self._known[held.process].counts and held.process not in full:
+                wanted = self.limits_for(held, user, admissions)
+                its_job = admissions.jobs.get(self._job(held.process, admissions))
+                if not all(self._fits(held, wanted, user, whose, admissions) for whose in (user, its_job)):
+                    full.add(held.process)
+            if held.process not in full:
+                yield held
 
     def _named(self, line: dict[int, Held], user: User, admissions: Admissions) -> Iterable[Held]:
         """New ones whose limits are known here and whose jobs have room: no job keeps its user's others waiting."""
@@ -454,7 +470,7 @@ class Queue:
         known counts with the most that a process of this user may have."""
         if whose is None or (whose.total is None and whose.max_clients is None):
             return True
-        others = (one for one in self.places(admissions.instance) if one.process != held.process)
+        others = (one for one in self.places(admissions.instance) if one.process != held.process and one.counts)
         if isinstance(whose, Job):
             used = [one.limits or user.limits for one in others if self._job(one.process, admissions) == whose.name]
         else:

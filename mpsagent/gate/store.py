@@ -48,7 +48,8 @@ class ConnectionName:
 class KnownName:
     """The pidfd of a process that was handed over, or came through another one (``unseen``); ``left``: it has left its
     server, and only its instance counts. ``since`` in seconds. ``limits`` None: unknown; ``most``: the most that any of
-    its hand-overs gave it, None: the last one did; ``own``: its limits are its own, not those of its user."""
+    its hand-overs gave it, None: the last one did; ``own``: its limits are its own, not those of its user;
+    ``bare``: it has not asked for a context."""
 
     uid: int
     gid: int
@@ -60,10 +61,12 @@ class KnownName:
     left: bool = False
     own: bool = False
     most: Limits | None = None
+    bare: bool = False
 
     def __str__(self) -> str:
         numbers = self.uid, self.gid, self.start, round(self.since * 1000)
-        letter = "l" if self.left else "u" if self.unseen else "o" if self.own else "k"
+        passed = ("w" if self.own else "b") if self.bare else ("o" if self.own else "k")
+        letter = "l" if self.left else "u" if self.unseen else passed
         return _name(letter, numbers, self.limits, self.instance, self.most)
 
 
@@ -111,7 +114,7 @@ def parse_name(text: str) -> ConnectionName | KnownName | DaemonName | None:
     """None for a name that is not ours."""
     text, at, instance = text.partition("@")
     letter, words = text[:1], text[1:].split(".")
-    count = {"c": 2, "p": 2, "k": 4, "o": 4, "u": 4, "l": 4, "d": 5}.get(letter)
+    count = {"c": 2, "p": 2, "k": 4, "o": 4, "b": 4, "w": 4, "u": 4, "l": 4, "d": 5}.get(letter)
     if count is None or len(words) < count or (at and not instance_name(instance)):
         return None
     try:
@@ -128,8 +131,8 @@ def parse_name(text: str) -> ConnectionName | KnownName | DaemonName | None:
         uid, gid, start, since = numbers
         if since >= 1 << 50:  # milliseconds, of which a float keeps no more
             return None
-        unseen, left, own = letter == "u", letter == "l", letter == "o"
-        return KnownName(uid, gid, start, since / 1000, limits, instance, unseen, left, own, most)
+        unseen, left, own, bare = letter == "u", letter == "l", letter in "ow", letter in "bw"
+        return KnownName(uid, gid, start, since / 1000, limits, instance, unseen, left, own, most, bare)
     return ConnectionName(numbers[0], numbers[1], letter == "p") if limits is None else None
 
 
@@ -208,7 +211,7 @@ class Store:
         self._names.add(name)
         self._used += len(name) + 1
         # systemd would drop a socket that hangs up, and with it the client's last word (FDPOLL, systemd 246)
-        poll = "" if name[:1] in ("k", "o", "u", "l") else "\nFDPOLL=0"
+        poll = "" if name[:1] in "kobwul" else "\nFDPOLL=0"
         self._tell(f"FDSTORE=1\nFDNAME={name}{poll}".encode(), descriptor)
         return True
 

@@ -11,6 +11,8 @@
     fault                   at SIGUSR1 an illegal access
     work N                  N kernels of 10 ms
     init SECONDS            cuInit only
+    launch RANKS SECONDS    cuInit only, then RANKS processes in mode sleep, as torchrun and multiprocessing parents do;
+                            it waits for them; SIGUSR1: it makes a context of its own
     two SECONDS             two contexts
     contexts N SECONDS      contexts until there are N or an error comes; SIGUSR1: one ends, another is made
     leave SECONDS           fork; it ends, and the other one stays with all that was open
@@ -330,6 +332,8 @@ def main() -> int:
     if mode == "init":
         cuda.wait(numbers[0])
         return cuda.leave(0)
+    if mode == "launch":
+        return cuda.leave(_launch(cuda, int(numbers[0]), words[2]))
     ordinal = int(os.environ.get("DEV") or 0)
     if ordinal >= len(cuda.devices):
         cuda.say("cuDeviceGet CUDA_ERROR_INVALID_DEVICE")
@@ -344,6 +348,18 @@ def main() -> int:
         cuda.say("mps no" if cuda.channel is None else "mps yes")
     run = _MODES.get(mode)
     return cuda.leave(99 if run is None else run(cuda, *numbers[:2]))
+
+
+def _launch(cuda: Cuda, ranks: int, seconds: str) -> int:
+    def own_context(*_: object) -> None:
+        cuda.say(f"own ctx {cuda.create_context(cuda.devices[0])}")
+
+    _signal.signal(_signal.SIGUSR1, own_context)
+    program = sys.argv[0]
+    started = [os.posix_spawn(program, [program, "sleep", seconds], os.environ) for _ in range(ranks)]
+    cuda.say(f"ranks {' '.join(map(str, started))}")
+    statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in started]
+    return max(map(abs, statuses), default=0)
 
 
 def _query(cuda: Cuda, _: float, __: float) -> int:

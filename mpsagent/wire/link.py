@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from mpsagent.mps.limits import Limits, Total
 from mpsagent.wire.codec import decoder
 
-VERSION = 7
+VERSION = 8
 """Another one for each change of what is said here: a peer passes over what it does not know, and would do half."""
 
 
@@ -56,7 +56,8 @@ class Knock:
 class Known:
     """A process that was handed over and lives. ``limits``: those of its last hand-over, ``most``: the most that any of
     its hand-overs gave it, each None where the gate does not know it; ``fail_safe``: the strictest limits were taken;
-    ``connections``: how often it passed this gate, 0: it came through another process (:class:`Found`)."""
+    ``connections``: how often it passed this gate, 0: it came through another process (:class:`Found`); ``counts``
+    False: see :class:`NoContext`."""
 
     kind: ClassVar[str] = "known"
     pid: int
@@ -70,6 +71,18 @@ class Known:
     instance: str = ""
     most: Limits | None = None
     fail_safe: bool = False
+    counts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class NoContext:
+    """A process that has passed has made no context for a while. It takes no place and no share of a total until a
+    context of it has passed, which waits for room like a new process."""
+
+    kind: ClassVar[str] = "no_context"
+    pid: int
+    start: int
+    instance: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +216,8 @@ class Refused:
 
 
 FromGate = (
-    Hello | Knock | Known | Synced | Left | Handing | Passed | Failed | Unconfirmed | Slowed | Applied | FrontEnd
-    | HandshakeSeen | Refused
+    Hello | Knock | Known | NoContext | Synced | Left | Handing | Passed | Failed | Unconfirmed | Slowed | Applied
+    | FrontEnd | HandshakeSeen | Refused
 )  # fmt: skip
 
 # --- agent to gate ---------------------------------------------------------------------------------------------------

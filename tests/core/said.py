@@ -12,10 +12,18 @@ def knocked(at: float, connection: int, peer: Peer, since: float) -> GateSaid[li
 
 
 def known(
-    at: float, peer: Peer, since: float, limits: Limits | None, connections: int = 1, most: Limits | None = None
+    at: float,
+    peer: Peer,
+    since: float,
+    limits: Limits | None,
+    connections: int = 1,
+    most: Limits | None = None,
+    *,
+    counts: bool = True,
 ) -> GateSaid[link.Known]:
     """``most`` None: the limits of the last hand-over are the most that it was given."""
-    what = link.Known(*peer[:4], since, limits, peer.cgroup, connections, most=limits if most is None else most)
+    most = limits if most is None else most
+    what = link.Known(*peer[:4], since, limits, peer.cgroup, connections, most=most, counts=counts)
     return GateSaid(at, what, peer.command)
 
 

@@ -222,9 +222,10 @@ def test_who_waits_for_a_total_is_told_that_mps_gives_no_process_less() -> None:
     crowd = [stage.client(ALICE, cgroup="/jobs/1") for _ in range(8)]
     stage.run(3)
     assert [stage.working(one) for one in crowd] == [True] * 6 + [False] * 2
-    assert why(stage, ALICE).endswith(
-        "36.6 of 40 % of threads, the next process needs 6.1 (its limit is 5, but MPS gives no process less)"
-    )
+    words = "36.6 of 40 % of threads, the next process needs 6.1 (its limit is 5, but MPS gives no process less)"
+    assert words in why(stage, ALICE)
+    names = ", ".join(str(one.pid) for one in crowd[:3])
+    assert f"only this user's own processes {names} and 3 more can make room" in why(stage, ALICE)
 
 
 def test_whom_the_gate_slows_down_learns_until_when() -> None:

@@ -210,7 +210,10 @@ def test_a_total_counts_what_is_really_in_use_where_that_is_more() -> None:
     assert stage.core is not None
     view = stage.core.view()
     (why,) = (one.why for one in waiting(view, stage.now))
-    assert why.text == "this user's total is in use: 15G of 20G on device 0, the next process needs 10G"
+    assert why.text == "this user's total is in use: 15G of 20G on device 0, the next process needs 10G" + (
+        f"; only this user's own process {carol.pid} can make room: wait, or run "
+        f"mpsagent-cli client terminate {carol.pid}"
+    )
     looks(stage, carol, LIMIT)
     stage.run(5)
     assert stage.working(second)

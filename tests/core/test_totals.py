@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from mpsagent.core import actions as act
 from mpsagent.core.rule import Reason
 from mpsagent.core.waiting import waiting
+from mpsagent.gate.places import KEPT
 from tests.core.harness import ALICE, BOB, Stage
 
 GIB = 1 << 30
@@ -94,3 +96,68 @@ def test_a_lower_total_at_a_reload_lets_in_nobody_until_enough_have_ended() -> N
     stage.ends(crowd[1])
     stage.run(1)
     assert stage.working(late)
+
+
+@both
+def test_a_process_without_a_context_takes_no_part_of_a_total(together: bool) -> None:
+    """torchrun is such a client for the whole time of its ranks. A new agent learns this from the gate."""
+    stage = Stage(TEXT, together=together).up()
+    launcher = stage.client(ALICE, contexts=0)
+    ranks = [stage.client(ALICE) for _ in range(2)]
+    stage.run(1)
+    assert [stage.working(one) for one in ranks] == [True, False], "it may still make a context"
+    stage.run(KEPT)
+    assert [stage.working(one) for one in ranks] == [True, True]
+    stage.kill_agent()
+    stage.start_agent()
+    stage.run(1)
+    late = stage.client(ALICE)
+    stage.run(10)
+    assert not stage.working(late)
+    assert f"own processes {ranks[0].pid}, {ranks[1].pid} can make room" in why(stage, ALICE).text
+    launcher.contexts = 1
+    stage.gate.knock(launcher)
+    stage.run(1)
+    stage.ends(late)
+    stage.run(1)
+    assert not launcher.made
+    assert why(stage, ALICE).text.startswith(
+        f"process {launcher.pid} has no context yet, and its first one waits: this"
+    )
+    stage.ends(ranks[0])
+    stage.run(1)
+    assert launcher.made
+    stage.client(ALICE)
+    stage.run(1)
+    assert why(stage, ALICE).text.startswith("this user's total is in use: 40 of 50 %")
+
+
+def test_a_client_that_waits_for_its_first_context_does_not_run() -> None:
+    """Its ranks had the whole of the total, and then it would have been ended for the time that it waited."""
+    stage = Stage(TEXT.replace("threads = 20", 'threads = 20\nmax_runtime = "1m"')).up()
+    launcher = stage.client(ALICE, contexts=0)
+    stage.run(KEPT + 1)
+    ranks = [stage.client(ALICE) for _ in range(2)]
+    stage.run(1)
+    launcher.contexts = 1
+    stage.gate.knock(launcher)
+    stage.run(55)
+    for one in ranks:
+        stage.ends(one)
+    stage.run(1)
+    assert launcher.made
+    stage.run(50)
+    assert not stage.actions(act.TerminateClient)
+    stage.run(15)
+    assert [one.pid for one in stage.actions(act.TerminateClient)] == [launcher.pid]
+
+
+def test_with_limits_that_are_only_reported_it_is_not_one_too_many() -> None:
+    text = TEXT.replace("threads = 20", "threads = 20\nenforce = false\nmax_clients = 2")
+    stage = Stage(text).up()
+    stage.client(ALICE, contexts=0)
+    stage.run(KEPT + 1)
+    for _ in range(2):
+        stage.client(ALICE)
+    stage.run(10)
+    assert not [one for one in stage.actions(act.Report) if one.kind == "client.over"]

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from mpsagent.core import inputs as inp
 from mpsagent.core.model import Key
+from mpsagent.gate.places import KEPT
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Limits
 from mpsagent.wire import link
@@ -58,6 +59,8 @@ class Proc:
     """Seconds for which it holds MPS up, until the gate gives it up."""
     made: int = 0
     """Contexts that it has; its channel is not counted."""
+    counts: bool = True
+    """It takes a part of its user's total."""
 
     @property
     def key(self) -> Process:
@@ -350,8 +353,8 @@ class Gate:
         told: list[inp.Input] = [inp.GateSaid(now, link.Hello(self.pid, 1000.0))]
         told += [self._knock(one) for one in self.held.values()]
         for p in self.known.values():
-            most = self.most.get(p.key)
-            said = known(now, _peer(p), *self.passed[p.key], self.connections.get(p.key, 1), most)
+            most, count = self.most.get(p.key), self.connections.get(p.key, 1)
+            said = known(now, _peer(p), *self.passed[p.key], count, most, counts=p.counts)
             told.append(self.ways[self.lanes.get(p.key)].of(said))
         return [*told, inp.GateSaid(now, link.Synced())]
 
@@ -441,7 +444,7 @@ class Gate:
         if job is None:
             return True
         there = [p for p in self.known.values() if p is not proc and self.job(way, p) == job.name]
-        used = [self.passed[p.key][1] or limits for p in there]
+        used = [self.passed[p.key][1] or limits for p in there if p.counts]
         fits = job.total is None or job.total.fits(used, limits)
         return fits and (job.max_clients is None or len(used) < job.max_clients)
 
@@ -451,22 +454,23 @@ class Gate:
             return None
         here = [p for p in self.known.values() if self.lanes.get(p.key) == way.lane]
         for kin in (True, False):
-            places = {proc.key: max(1, proc.made) for proc in here}
+            places = {proc.key: max(int(proc.counts), proc.made) for proc in here}
             for one in self.held.values():
                 user = table.users.get(one.proc.uid)
                 if user is None or (one.proc.key in self.known) is not kin or (kin and one.proc.key not in places):
                     continue
                 limits = self._limits(way, one, user)
-                used = [self.passed[p.key][1] or user.limits for p in here if p.uid == one.proc.uid]
+                mine = [p for p in here if p.uid == one.proc.uid and p.counts and p is not one.proc]
+                used = [self.passed[p.key][1] or user.limits for p in mine]
                 full = user.max_clients is not None and len(used) >= user.max_clients
                 full = full or (user.total is not None and not user.total.fits(used, limits))
                 full = full or (user.named and one.proc.key not in table.processes)
                 full = full or not self.room_in_job(way, one.proc, limits)
-                if not kin and (user.admit == "known" or full):
+                if (not kin and user.admit == "known") or (full and not (kin and one.proc.counts)):
                     continue
                 has = sum(places[p.key] for p in here if p.uid == one.proc.uid)
                 full = sum(places.values()) >= table.room or has >= (user.max_contexts or 1000)
-                if full and not (kin and one.proc.made == 0):
+                if full and not (kin and one.proc.counts and one.proc.made == 0):
                     continue
                 if one.not_before > self.clock.now:
                     self.clock.after(one.not_before - self.clock.now + 0.0001, self.pump)
@@ -486,6 +490,9 @@ class Gate:
             self.known[proc.key], self.lanes[proc.key] = proc, way.lane
             self.ever[proc.key] = proc.uid
             self.connections[proc.key] = self.connections.get(proc.key, 0) + 1
+            if self.connections[proc.key] == 1:
+                self.clock.after(KEPT, lambda: self._give_up(way, proc))
+            proc.counts = True
             before, most = self.passed.get(proc.key), self.most.get(proc.key)
             self.most[proc.key] = limits if before is None else None if most is None else most.joined(limits)
             self.passed[proc.key] = now if before is None else before[0], limits
@@ -501,6 +508,13 @@ class Gate:
             self.tell(way.of(inp.GateSaid(now, failed)))
         self._applied(way)
         self.clock.after(0.0, self.pump)
+
+    def _give_up(self, way: Way, proc: Proc) -> None:
+        waits = any(one.proc is proc for one in self.held.values())
+        if self.known.get(proc.key) is proc and self.connections.get(proc.key) == 1 and not waits:
+            proc.counts = False
+            self.tell(way.of(inp.GateSaid(self.clock.now, link.NoContext(proc.pid, proc.start))))
+            self.pump()
 
     def _again(self, proc: Proc) -> None:
         """The process asks for its next context."""

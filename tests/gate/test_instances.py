@@ -157,6 +157,7 @@ def test_who_has_asked_for_an_instance_waits_there_and_nowhere_else() -> None:
         KnownName(5, 6, 7, 8.0, Limits(20, {0: 1 << 30}), "gpu-0.a_B"),
         KnownName(5, 6, 7, 8.0, None, "gpu0"),
         KnownName(5, 6, 7, 8.0, None, "gpu0", left=True),
+        KnownName(5, 6, 7, 8.0, Limits(20), "gpu0", bare=True),
         DaemonName(1, 2, 3, 4, True, Limits(20), "gpu0"),
         DaemonName(1, 2, 3, 4, False, None, "gpu0"),
     ],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mpsagent.gate.places import SETTLED, Places
 from mpsagent.gate.queue import Held, KnownProcess
-from mpsagent.mps.limits import Limits
-from mpsagent.wire.link import Admissions, User
+from mpsagent.mps.limits import Limits, Total
+from mpsagent.wire.link import Admissions, Job, Named, User
 from tests.gate.queues import Asked
 
 A, B, C = 1101, 1102, 1103
@@ -55,9 +57,16 @@ class Stage:
                 self.queue.know(KnownProcess(one.pid, one.uid, one.gid, one.start, 0.0, Limits()))
             else:
                 self.contexts[one.pid] = self.contexts.get(one.pid, 0) + 1
+                self.queue.places("").count(known, yes=True)
                 self.queue.places("").opened(one.process, self.now)
             passed.append((one.pid, one.uid))
         return passed
+
+    def without(self, pid: int) -> None:
+        """It has made no context for a while."""
+        one = self.queue.known_process((pid, 5))
+        assert one is not None
+        self.queue.places("").count(one, yes=False)
 
     def look(self) -> None:
         self.now += 2 * SETTLED
@@ -250,3 +259,63 @@ def test_after_a_restart_mps_is_asked_first() -> None:
     stage.contexts[70] = 1
     stage.look()
     assert stage.serve(table) == [(71, A)]
+
+
+@pytest.mark.parametrize(
+    "most", [{"max_clients": 2}, {"max_contexts": 2}, {"total": Total(200.0)}], ids=["clients", "contexts", "total"]
+)
+def test_a_process_that_makes_no_context_gives_its_place_up_and_needs_one_for_its_first(most: dict[str, Any]) -> None:
+    """As torchrun beside its ranks; and at no time there are more than the user may have."""
+    stage, table = Stage(), admits(User(A, "all", Limits(), **most))
+    stage.come(70, A, 2)
+    stage.come(80, A)
+    assert stage.serve(table) == [(70, A), (70, A), (80, A)], "the last one is the launcher"
+    stage.come(81, A, 2)
+    assert stage.serve(table) == []
+    stage.without(80)
+    assert stage.serve(table) == [(81, A), (81, A)]
+    stage.come(80, A, 2)
+    stage.come(82, A)
+    assert stage.serve(table) == [], "neither its first context nor another process"
+    stage.queue.forget((81, 5))
+    del stage.contexts[81]
+    stage.look()
+    assert stage.serve(table)[:1] == [(80, A)], "it came first"
+    assert (82, A) not in stage.serve(table)
+
+
+def test_its_first_context_waits_for_room_on_the_server() -> None:
+    """Which MPS would refuse with error 808."""
+    stage, table = Stage(), admits(user(A), user(B), room=1)
+    stage.come(70, A)
+    stage.serve(table)
+    stage.without(70)
+    stage.come(71, B, 2)
+    assert stage.serve(table) == [(71, B), (71, B)]
+    stage.come(70, A)
+    assert stage.serve(table) == []
+    assert list(stage.queue.beyond(table)) == []
+    stage.queue.forget((71, 5))
+    del stage.contexts[71]
+    stage.look()
+    assert stage.serve(table) == [(70, A)]
+
+
+def test_its_first_context_waits_for_room_in_its_job() -> None:
+    """Its user's other processes pass meanwhile, and a thousand connections are asked about once."""
+    of_job = [Named(pid, 5, Limits(30.0), "job") for pid in (70, 71)]
+    table = Admissions(
+        open=True, users={A: User(A, "all", Limits(), named=True)}, jobs={"job": Job("job", 1, Total(30.0))},
+        processes={one.key: one for one in (*of_job, Named(72, 5, Limits()))},
+    )  # fmt: skip
+    stage = Stage()
+    stage.come(70, A)
+    stage.serve(table)
+    stage.without(70)
+    stage.come(71, A, 2)
+    assert stage.serve(table) == [(71, A), (71, A)]
+    stage.come(70, A, 3)
+    stage.come(72, A)
+    assert stage.serve(table) == [(72, A)]
+    stage.queue.forget((71, 5))
+    assert stage.serve(table)[:1] == [(70, A)]
