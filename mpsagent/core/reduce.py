@@ -149,9 +149,10 @@ def _known(state: State, event: inp.GateSaid[link.Known], out: Out) -> State:
 
 def _remembered(peer: inp.Peer, earlier: inp.Remembered, lane: Key) -> Client:
     """Return the client as an earlier agent knew it."""
+    outcome = next((one for one in Outcome if one == earlier.outcome), Outcome.OK)
     return Client(
         peer, earlier.since, earlier.waited, earlier.limits, earlier.most_memory, earlier.fail_safe,
-        earlier.connections, terminated=earlier.terminated, outcome=Outcome(earlier.outcome), lease=earlier.lease,
+        earlier.connections, terminated=earlier.terminated, outcome=outcome, lease=earlier.lease,
         job=earlier.job, lane=lane, counts=earlier.counts, counted=earlier.counted,
     )  # fmt: skip
 
