@@ -5,7 +5,7 @@ Only these are ever signalled. A held connection's process is kept until it pass
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from mpsagent.system.processes import Process
 from mpsagent.wire.link import Knock
@@ -75,6 +75,11 @@ class Clients:
         """The process of a held connection."""
         _, process = self._waiting.get(connection, (None, None))
         return process if process is not None and process.started == start else None
+
+    def released(self, clients: Collection[int]) -> list[list[int]]:
+        """Return pid and start time of the processes that passed and are not among these clients any more: they have
+        left their servers, or lost them, and live."""
+        return [[pid, one.started] for pid, one in self._clients.items() if pid not in clients]
 
     def forget(self, pid: int) -> None:
         process = self._clients.pop(pid, None)

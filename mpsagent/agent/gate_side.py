@@ -66,12 +66,15 @@ class GateSide:
         self._waiting: frozenset[int] = frozenset()
         self._remembered: dict[tuple[int, int], saved.Kept] = {}
         """Clients of an earlier agent, until the gate has said who lives."""
+        self._released: list[tuple[int, int]] = []
+        """Processes that had been clients of an earlier agent."""
 
     def take_up(self, earlier: dict[str, Any] | None) -> None:
         """What an earlier agent has kept; None: there was none."""
         self.earlier = earlier
         self._waiting = saved.waited_here(earlier or {})
         self._remembered = saved.clients(earlier or {}, self._clock.now())
+        self._released = saved.released(earlier or {})
 
     def is_new(self, one: ClientWaiting) -> bool:
         """False for who came before this agent."""
@@ -94,6 +97,9 @@ class GateSide:
             if self._kept.get(name) is not source(core):  # hundreds of leases seldom change
                 self._store.put(name, rows(core))
                 self._kept[name] = source(core)
+        if self._kept.get(saved.RELEASED) is not core.state.clients:
+            self._store.put(saved.RELEASED, self._clients.released(core.state.clients)[: saved.MOST])
+            self._kept[saved.RELEASED] = core.state.clients
 
     def receive(self, message: link.FromGate, process: Process | None, lane: Key = None) -> None:
         """``lane``: the user whose lane it is about."""
@@ -154,6 +160,10 @@ class GateSide:
         """Return the clients of an earlier agent of which the gate has not told and whose processes live."""
         found: list[inp.Input] = []
         remembered, self._remembered = self._remembered, {}
+        for pid, start in self._released:
+            process = None if self._clients.get(pid, start) is not None else Process.open(pid, started=start)
+            if process is not None:
+                self._clients.known(process)
         leases = any(one.process for one in self._core.state.leases)
         for (pid, start), kept in remembered.items():
             process = Process.open(pid, kept.peer.uid, start)

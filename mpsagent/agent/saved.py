@@ -31,6 +31,9 @@ CLOCK = "clock"
 """What the times of all instances are of, see :mod:`mpsagent.agent.clock`."""
 CLIENTS = "clients"
 """Those at work, told by pid and start time: after a boot these are other processes."""
+RELEASED = "released"
+"""Those that had been at work and live, told in the same way: they are not outside MPS."""
+OF_THIS_BOOT = (CLIENTS, RELEASED)
 TIMES = ("turn", "served", "suspended", "usage", "leases", "drain", "ending", CLIENTS)
 SINCE_1970 = 1e8
 """Floats of this size are times."""
@@ -148,6 +151,13 @@ def _limits(value: Any) -> Limits | None:
 
 def _sizes(value: Mapping[str, Any]) -> dict[int, int]:
     return {int(device): int(size) for device, size in value.items()}
+
+
+def released(kept: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return pid and start time of the processes that had been clients of the agent before."""
+    with suppress(*_DAMAGED):
+        return [(int(pid), int(start)) for pid, start in (kept.get(RELEASED) or ())[:MOST]]
+    return []
 
 
 def waited_here(kept: Mapping[str, Any]) -> frozenset[int]:

@@ -55,6 +55,16 @@ def test_who_has_lost_its_server_and_lives_on_is_not_outside(stage: Stage) -> No
     assert f"process {holder.pid} " not in stage.problem(agent, f"process {outside.pid} of user {B}")
     assert alive(holder.pid)
     assert [one["pid"] for one in stage.records("bypass")] == [outside.pid]
+    stage.until(lambda: f"[{holder.pid}," in (stage.place / "state" / "state.json").read_text(), "it is kept")
+    stage.killed(agent)
+    agent = stage.again()
+    later = stage.client(C, "sleep", 600, CUDA_MPS_PIPE_DIRECTORY="/nonexistent")
+    later.working()
+    stage.problem(agent, f"process {later.pid} of user {C}")
+    stage.until(lambda: len(agent.api.status()["outside"]) == 2, "both are found by the next agent")
+    assert {one["pid"] for one in agent.api.status()["outside"]} == {outside.pid, later.pid}
+    assert holder.pid not in {one["pid"] for one in stage.records("bypass")}
+    assert alive(holder.pid)
 
 
 def test_a_process_outside_is_ended_where_the_policy_says_so(stage: Stage) -> None:
