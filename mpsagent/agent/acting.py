@@ -150,6 +150,8 @@ class Acting:
             one.record("drain.ordered", now, by=by, timeout=timeout)
             _drain(one, now, until, restart=False)
 
+        if instance is None:
+            self._store.put(saved.DRAINED, {"since": now, "until": until, "restart": False})
         found = await self._each(instance, order)
         return {"draining": True, "deadline": None if until is None else iso(until), **found}
 
@@ -164,6 +166,8 @@ class Acting:
                 one.record("drain.resumed", now, by=by)
             one.take([inp.DrainResumed(now)])
 
+        if instance is None:
+            self._store.put(saved.DRAINED, None)
         found = await self._each(instance, order)
         return {"draining": False, "drained": any(drained), **found}
 
@@ -248,7 +252,7 @@ class Acting:
         """At all instances: a job may be placed at any."""
         for one in self._agents:
             one.take(events)
-            one.store.put("leases", saved.lease_rows(one.core))
+        self._store.put(saved.LEASES, saved.lease_rows(self._agents[0].core))
 
     # --- the policy
 

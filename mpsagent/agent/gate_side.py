@@ -25,7 +25,6 @@ _KEPT: tuple[tuple[str, Callable[[Core], object], Callable[[Core], object]], ...
     ("served", lambda core: core.memories.turns, saved.served_rows),
     ("suspended", lambda core: core.memories.turns, saved.suspended_rows),
     ("usage", lambda core: core.memories.usage, saved.usage_rows),
-    ("leases", lambda core: core.state.leases, saved.lease_rows),
     ("waiting", lambda core: core.state.held.order, saved.waiting_rows),
     (saved.CLIENTS, lambda core: core.state.clients, saved.client_rows),
 )

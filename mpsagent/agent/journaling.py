@@ -14,7 +14,7 @@ from mpsagent.core.sentences import Names as NameOf
 from mpsagent.core.sentences import sentence
 from mpsagent.system.names import Names
 
-PATIENCE = 0.25
+PATIENCE = 1.0
 """Seconds for the name service; then the line has the uid."""
 MOST = 256
 """Records that wait; with more of them none does."""

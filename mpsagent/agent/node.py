@@ -157,6 +157,10 @@ class Node(Recorder):
             agent.prepare()
         await self.keeper.start()
         kept = [self._earlier(earlier, agent) for agent in self.agents]
+        self.store.put(saved.LEASES, self._leases(earlier) or None)
+        self.store.put(saved.INSTANCE, self.first if self.single else None)
+        for agent in self.agents if not self.single else ():
+            agent.store.put(saved.LEASES, None)
         await asyncio.gather(*(agent.begin(one) for agent, one in zip(self.agents, kept, strict=True)))
         self.shown.start(self.started)
         self.placing.link.start()
@@ -213,17 +217,31 @@ class Node(Recorder):
         return with_own_directories(made, self.settings.run_directory) if self.own else made
 
     def _earlier(self, everything: dict[str, Any], agent: Agent) -> dict[str, Any]:
-        """What the agent before has kept of an instance. One that looked after a single instance named none: then it is
-        moved, because what stays behind comes back one day (seen: a drain that had been over for long)."""
+        """Return what the agent before has kept of an instance. An agent that looked after a single instance did not
+        name it: then it is moved, because a value that stays behind comes back one day (seen: a drain that had been
+        over for long). Leases and a drain of the whole node hold at instances that are new, too."""
         prefix, alone = f"{agent.name}/", len(self.agents) == 1
         mine = {key.removeprefix(prefix): value for key, value in everything.items() if key.startswith(prefix)}
-        plain = {key: value for key, value in everything.items() if "/" not in key and key != saved.LEASE}
-        here, there = (plain, mine) if alone else (mine, plain if agent is self.agents[0] else {})
+        plain = {key: value for key, value in everything.items() if "/" not in key and key not in saved.OF_NODE}
+        names = [one.name for one in self.agents]
+        only = everything.get(saved.INSTANCE)
+        heir = only if only in names else names[0]
+        here, there = (plain, mine) if alone else (mine, plain if agent.name == heir else {})
         for key, value in there.items():
             self.store.put(f"{prefix}{key}" if alone else key, None)
             if not here:
                 agent.store.put(key, value)
-        return here or there
+        found = here or there
+        drained = everything.get(saved.DRAINED) or plain.get("drain")
+        if not found and not alone and drained:
+            agent.store.put("drain", drained)
+            found = {"drain": drained}
+        return {**found, saved.LEASES: self._leases(everything)}
+
+    def _leases(self, everything: dict[str, Any]) -> Any:
+        """Return the leases that the agent before has kept: once, or in an earlier version with each instance."""
+        each = (everything.get(f"{one.name}/{saved.LEASES}") for one in self.agents)
+        return next((rows for rows in (everything.get(saved.LEASES), *each) if rows), [])
 
     async def end(self) -> None:
         """Let go of everything. MPS and the gate run on, unless the policy says otherwise (``agent.on_stop``)."""

@@ -26,15 +26,21 @@ from mpsagent.policy.shares import Lease, Share
 from mpsagent.wire import link
 
 LEASE = "lease"
-"""The number of the last lease, of all instances; everything else is one instance's."""
+"""The number of the last lease, of all instances."""
 CLOCK = "clock"
 """What the times of all instances are of, see :mod:`mpsagent.agent.clock`."""
 CLIENTS = "clients"
 """Those at work, told by pid and start time: after a boot these are other processes."""
 RELEASED = "released"
 """Those that had been at work and live, told in the same way: they are not outside MPS."""
+LEASES = "leases"
+DRAINED = "drained"
+"""The drain that was ordered for the whole node, for instances that are added to the policy later."""
+INSTANCE = "instance"
+"""The name of the only instance, which names nothing that it keeps."""
+OF_NODE = (LEASE, LEASES, DRAINED, INSTANCE)
 OF_THIS_BOOT = (CLIENTS, RELEASED)
-TIMES = ("turn", "served", "suspended", "usage", "leases", "drain", "ending", CLIENTS)
+TIMES = ("turn", "served", "suspended", "usage", LEASES, "drain", DRAINED, "ending", CLIENTS)
 SINCE_1970 = 1e8
 """Floats of this size are times."""
 MOST = 1000

@@ -103,8 +103,13 @@ class Everything:
         await self._received.look(most)
 
     def leases(self) -> Iterable[Json]:
-        view, known = self._page.instances[0].view, self._page.names
-        return (lease_body.shown(one, view, known.get(-1 if one.uid is None else one.uid)) for one in view.state.leases)
+        """Each with the clients that were let in with it, or with an earlier lease of that name, in all lanes."""
+        view, came = self._page.instances[0].view, dict[int | str | None, list[int]]()
+        for instance in self._page.instances:
+            for client in instance.view.state.clients.values():
+                came.setdefault(client.job or client.lease, []).append(client.pid)
+        for one in view.state.leases:
+            yield lease_body.shown(one, view, self._received.identity(one.uid), came.get(one.name or one.number, ()))
 
     def health(self) -> tuple[bool, list[str]]:
         """Whether everything is as it should be, and otherwise what is not, one line each."""
@@ -207,7 +212,11 @@ class Everything:
         uids = {one.uid for one in found if one.uid is not None}
         who = await asyncio.gather(*map(self._received.names.look_up, uids))
         names = {one.uid: one.name for one in who}
-        return [views.session(live.get(one.number, one), now, names.get, used.get(one.number)) for one in found]
+
+        def name(uid: int) -> str | None:
+            return names.get(uid) or self._received.name(uid)
+
+        return [views.session(live.get(one.number, one), now, name, used.get(one.number)) for one in found]
 
     async def report(self, by: str, first: str, last: str, job: str | None = None) -> Json:
         """Sums of these days; ``job``: of this one alone. Raises Problem."""

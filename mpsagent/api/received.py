@@ -38,6 +38,8 @@ SILENT = 1.9
 FIRST = 3.0
 LONGEST = 256 << 20
 NAMES = 10_000
+NAMED, MOST_ASKED = 0.3, 64
+"""Seconds that a reader waits for names, and users asked about at a time."""
 Json = dict[str, Any]
 log = structlog.get_logger("mpsagent")
 
@@ -98,6 +100,10 @@ class Received:
         self.live: dict[int, Use] = {}
         """By session: what a client has used that is not on record yet."""
         self._known: dict[int, Identity] = {}
+        self._asked: dict[int, asyncio.Task[Identity]] = {}
+        """By user: questions to the name service that are not answered yet."""
+        self._fresh: list[asyncio.Task[Identity]] = []
+        """Those that no reader has waited for."""
 
     # --- what is known
 
@@ -114,12 +120,35 @@ class Received:
         return time.time() if self.page is None else self.page.offset + time.monotonic()
 
     def name(self, uid: int) -> str | None:
-        """Without asking: who is not known has only a number."""
-        known = self._known.get(uid) or self.names.known(uid)
+        """Return the name of a user, None if it is not known yet: the name service is asked behind the scenes."""
+        known = self.identity(uid)
         return None if known is None else known.name
 
+    def identity(self, uid: int | None) -> Identity | None:
+        """Return what is known of a user now."""
+        known = None if uid is None else self._known.get(uid) or self.names.known(uid)
+        if uid is not None and known is None and uid not in self._asked and len(self._asked) < MOST_ASKED:
+            with suppress(RuntimeError):  # no loop runs
+                task = self._asked[uid] = asyncio.get_running_loop().create_task(self.names.look_up(uid))
+                task.add_done_callback(lambda _: self._asked.pop(uid, None))
+                self._fresh.append(task)
+        return known
+
+    def _meet(self, page: Page) -> None:
+        """Ask for the names of the users that a status shows and the agent does not meet any more."""
+        sessions = self.history.sessions
+        shown = [*sessions.changes.values(), *sessions.faults.values()]
+        uids = [uid for one in shown for uid in (one.uid, one.more.get("before"))]
+        uids += [lease.uid for one in page.instances[:1] for lease in one.view.state.leases]
+        uids += [outsider.seen.uid for one in page.instances for outsider in one.outside]
+        for uid in uids:
+            self.identity(uid)
+
     async def first(self) -> None:
-        """Who asks while this program has only just started waits for the agent's first page."""
+        """Wait for the agent's first page if this program has only just started, and for names that were asked for."""
+        if self._fresh:
+            fresh, self._fresh = self._fresh, []  # each is waited for once
+            await asyncio.wait(fresh, timeout=NAMED)
         left = self._begun + FIRST - time.monotonic()
         if self.page is None and left > 0:
             with suppress(TimeoutError):
@@ -212,6 +241,7 @@ class Received:
         self._first.set()
         self.history.keep, self.history.size = page.policy.history_keep, page.policy.history_size
         self._known.update(page.names)
+        self._meet(page)
         while len(self._known) > NAMES:
             del self._known[next(iter(self._known))]
         users: dict[str, list[int]] = {}

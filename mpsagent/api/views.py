@@ -415,5 +415,6 @@ def session(one: Session, now: float, names: Names, use: Use | None = None) -> J
         shapes.Session, one, names=names, cursor=one.number, pid=one.pid or None, began=one.passed,
         waited=span(one.came, until if one.passed is None else one.passed),
         worked=0.0 if one.passed is None else span(one.passed, until),
+        why=None if one.why is None else named(one.why, names),
     )  # fmt: skip
     return shown | rest

@@ -17,7 +17,7 @@ def lease() -> None:
 
 
 @lease.command()
-@click.option("--uid", type=options.Whole(min=0), help="The job's user.")
+@click.option("--uid", type=options.User(), help="The job's user, by uid or name.")
 @click.option("--cgroup", metavar="PATTERN", help='Its cgroup: "/slurm/uid_1001/job_17", or a unit or slice.')
 @click.option("--pid", type=options.Whole(min=1), help="A process; the job is this one and what descends from it.")
 @click.option("--threads", type=options.Number(0.1, 100),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 from datetime import datetime
 
 import click
@@ -22,6 +23,21 @@ class Number(click.FloatRange):
     """The same."""
 
     name = "number"
+
+
+class User(click.ParamType[int]):
+    """A uid, or the name of a user of this machine."""
+
+    name = "user"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value)
+        if text.isascii() and text.isdecimal():
+            return int(text)
+        try:
+            return pwd.getpwnam(text).pw_uid
+        except (KeyError, ValueError):
+            self.fail(f"there is no user {text!r}; see getent passwd", param, ctx)
 
 
 def moment(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from mpsagent.core.rule import of_turns
 from mpsagent.core.sentences import sentence
+from mpsagent.policy import apart
 
 Record = Mapping[str, Any]
 Key = tuple[str, str | None, int]
@@ -111,6 +112,8 @@ class Sessions:
             del self.open[one.key]
             one.instance = first and (one.instance or first)
             self.open[one.key] = one
+        if first is not None and None in self._ordered:
+            self._ordered.setdefault(first, self._ordered.pop(None))
 
     def _put(self, one: Session) -> None:
         if one.ended is None:
@@ -161,7 +164,10 @@ class Sessions:
         one = self._of("client", record, began - float(record.get("waited", 0.0)))
         if one.passed is None:
             one.passed, one.job = began, record.get("job")
-        ordered, why = self._ordered.get(one.instance, (-1.0, ""))
+        section = (
+            None if one.instance is None else apart.section_of(one.instance, one.uid)
+        )  # orders are on record there
+        ordered, why = self._ordered.get(one.instance) or self._ordered.get(section, (-1.0, ""))
         until = at if outcome != "unknown" or self.seen is None else min(at, self.seen)
         one.end(until, outcome, why if outcome == "lost" and ordered >= one.passed else None)
         return [one]

@@ -64,7 +64,8 @@ def _told(client: Client, use: Use, at: float, *, over: bool = False) -> list[tr
     if not (use.seconds or use.energy):
         return []
     sums = round(use.seconds, 3), round(use.busy, 3), round(use.energy, 1)
-    return [tr.ClientUsed(at, client.pid, client.uid, *sums, use.shared, over, client.job)]
+    # its lane may have been closed since then
+    return [tr.ClientUsed(at, client.pid, client.uid, *sums, use.shared, over, client.job, lane=client.lane)]
 
 
 def _span(client: Client, begin: float, end: float) -> tuple[float, float]:

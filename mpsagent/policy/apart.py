@@ -20,6 +20,11 @@ def lane_name(section: str, user: int | None) -> str:
     return section if user is None else f"{section}-u{user}"
 
 
+def section_of(instance: str, user: int | None) -> str:
+    """Return the section of an instance: its own name, unless it is the lane of this user."""
+    return instance if user is None else instance.removesuffix(f"-u{user}")
+
+
 def split(instance: str) -> tuple[str, int] | None:
     """The section and the uid in such a name; None: it is no such name."""
     found = _NAME.fullmatch(instance)

@@ -27,7 +27,10 @@ from mpsagent.wire import link
 from tests.core.said import knocked, known
 
 NOW = 1000.0
-KEYS = ("drain", "served", saved.LEASE, "left/drain", "left/served", "right/drain", "right/served")
+KEYS = tuple(
+    f"{where}{key}" for where in ("", "big/", "small/", "gpu0/", "gpu1/", "new/", "newer/")
+    for key in ("drain", "served", "turn", *saved.OF_NODE)
+)  # fmt: skip
 DRAIN = {"since": 10.0, "until": None, "restart": False}
 ALICE, BOB = Peer(71, 1001, 1001, 5), Peer(72, 1002, 1002, 6)
 
@@ -274,36 +277,65 @@ def test_a_client_that_the_gate_does_not_know_is_as_the_earlier_agent_knew_it() 
     assert not one.receive_all([inp.ProcessesSeen(NOW, frozenset(), {})], NOW).actions, "once"
 
 
-def test_what_one_instance_kept_moves_to_the_first_of_several_and_back() -> None:
-    """Seen: drained, restarted with a second instance, resumed; when there was one instance again it was drained, and
-    who came waited. And an agent of several that was started twice had forgotten the drain."""
-    store = Store(None)
-    store.put("drain", DRAIN)
-    store.put(saved.LEASE, 7)
+class Starts:
+    """Agents that start one after the other on what the ones before have kept."""
 
-    def start(*names: str) -> list[dict[str, Any]]:
-        """Agents for these instances on what the ones before have kept; the drain that each of them finds."""
+    def __init__(self) -> None:
+        self.store = Store(None)
+        self.agents: dict[str, Any] = {}
+
+    def start(self, *names: str) -> dict[str, dict[str, Any]]:
+        """Agents for these instances; what each of them finds."""
         single = len(names) == 1
-        agents = [SimpleNamespace(name=name, store=store if single else Part(store, name)) for name in names]
-        node: Any = SimpleNamespace(single=single, agents=agents, store=store)
-        everything = {key: store.get(key) for key in KEYS if store.get(key) is not None}
-        found = [Node._earlier(node, everything, one) for one in agents]
+        agents = [SimpleNamespace(name=name, store=self.store if single else Part(self.store, name)) for name in names]
+        node: Any = SimpleNamespace(single=single, agents=agents, store=self.store)
+        node._leases = lambda everything: Node._leases(node, everything)
+        everything = {key: self.store.get(key) for key in KEYS if self.store.get(key) is not None}
+        found = {one.name: Node._earlier(node, everything, one) for one in agents}
+        self.store.put(saved.INSTANCE, names[0] if single else None)
         for one in agents:
             one.store.put("served", [[1001, NOW]])  # as each agent does soon after
-        resume[:] = [agents[0].store]
-        return [one.get("drain") for one in found]
+        self.agents = {one.name: one for one in agents}
+        return found
 
-    resume: list[Any] = []
-    assert start("left", "right") == [DRAIN, None]
-    assert start("left", "right") == [DRAIN, None]
-    assert start("left") == [DRAIN]
-    assert start("left", "right") == [DRAIN, None]
-    resume[0].put("drain", None)
-    assert start("left") == [None]
-    store.put("left/drain", DRAIN)  # of an agent of an earlier version, which left both
-    assert start("left") == [None]
-    assert start("left", "right") == [None, None]
-    assert store.get(saved.LEASE) == 7
+    def drains(self, *names: str) -> dict[str, Any]:
+        return {name: one.get("drain") for name, one in self.start(*names).items()}
+
+
+def test_what_one_instance_kept_moves_to_its_name_of_several_and_back() -> None:
+    """Seen: drained, restarted with a second instance, resumed; when there was one instance again it was drained, and
+    who came waited. And an agent of several that was started twice had forgotten the drain."""
+    one = Starts()
+    one.store.put(saved.LEASE, 7)
+    one.drains("big")
+    one.store.put("drain", DRAIN)
+    one.agents["big"].store.put("turn", [1001, 1.0, None, None, None])
+    kept = one.start("small", "big")
+    assert (kept["big"].get("turn"), kept["small"].get("turn")) == ([1001, 1.0, None, None, None], None)
+    assert one.drains("small", "big") == {"big": DRAIN, "small": DRAIN}
+    one.agents["big"].store.put("drain", None)
+    assert one.drains("small", "big") == {"big": None, "small": DRAIN}
+    assert one.drains("big") == {"big": None}
+    one.store.put("big/drain", DRAIN)  # of an agent of an earlier version, which left both
+    assert one.drains("big") == {"big": None}
+    assert one.store.get(saved.LEASE) == 7
+
+
+def test_a_drain_of_the_node_and_the_leases_hold_at_instances_that_are_added() -> None:
+    """The documented way to add instances is a drain, an edit and a restart: the new ones were open."""
+    one, leases = Starts(), [{"number": 3}]
+    one.drains("gpu0", "gpu1")
+    for name in ("gpu0", "gpu1"):
+        one.agents[name].store.put("drain", DRAIN)
+    one.store.put(saved.DRAINED, DRAIN)
+    one.store.put(saved.LEASES, leases)
+    kept = one.start("new", "gpu0", "gpu1")
+    assert [each.get("drain") for each in kept.values()] == [DRAIN] * 3
+    assert [each[saved.LEASES] for each in kept.values()] == [leases] * 3
+    one.agents["new"].store.put("drain", None)  # resumed there alone
+    assert one.drains("new", "gpu0", "gpu1") == {"new": None, "gpu0": DRAIN, "gpu1": DRAIN}
+    one.store.put(saved.DRAINED, None)
+    assert one.drains("new", "newer", "gpu0", "gpu1")["newer"] is None
 
 
 # --- the wall clock ---------------------------------------------------------------------------------------------------

@@ -543,9 +543,10 @@ def _taken_up(kept: dict[str, Any]) -> dict[str, Any]:
     core = Core()
     core.absorb([inp.PolicyChanged(NOW, _POLICY), inp.ControlRuns(NOW, 50, NOW - 1, "/p/control")])
     core.absorb([*saved.drain(kept, NOW), *saved.leases(kept, NOW)])
-    waiting, waited = saved.waits(kept)
-    assert all(math.isfinite(one) for one in waited.values())
     told: list[inp.Input] = [known(NOW, ALICE, 900.0, Limits(20.0))]
+    there = [one for one in saved.clients(kept, NOW).values() if one.peer.pid != ALICE.pid]
+    assert all(math.isfinite(one.what.waited) and one.what.since <= NOW for one in there)
+    told += [inp.ClientRemembered(NOW, one.peer, one.what) for one in there]
     said = [inp.GateSaid(NOW, link.Hello(60, 1000.0)), *told, inp.GateSaid(NOW, link.Synced())]
     saved.take_up_turn(core, kept, said, NOW)
     saved.take_up_usage(core, kept, NOW)
@@ -554,9 +555,16 @@ def _taken_up(kept: dict[str, Any]) -> dict[str, Any]:
     return {
         "drain": None if drain is None else {"since": drain.since, "until": drain.until, "restart": drain.restart},
         "turn": saved.turn_row(core), "served": saved.served_rows(core), "suspended": saved.suspended_rows(core),
-        "leases": saved.lease_rows(core), "waiting": sorted(waiting),
-        "waited": [[*who, span] for who, span in waited.items()],
+        "leases": saved.lease_rows(core), "waiting": sorted(saved.waited_here(kept)),
+        "clients": saved.client_rows(core), "released": saved.released(kept),
     }  # fmt: skip
+
+
+CLIENT = {
+    "pid": 72, "start": 5, "uid": 20001, "gid": 20001, "cgroup": "/a", "lane": 20001, "since": NOW - 9, "waited": 2.5,
+    "limits": {"threads": 40.0, "memory": {"0": 5}}, "most_memory": {"0": 7}, "fail_safe": True, "connections": 3,
+    "terminated": False, "outcome": "faulted", "lease": 4, "job": "slurm-7",
+}  # fmt: skip
 
 
 def states() -> Iterable[bytes]:
@@ -566,7 +574,8 @@ def states() -> Iterable[bytes]:
     ending = [[71, 5, 20002, "by order", "people", False]]
     values = {
         "ending": ending, "waiting": [20002], "suspended": [[1, NOW]],
-        "waited": [[71, 5, 2.5]], "served": [[20001, NOW - 9]], "turn": [20002, NOW - 9, NOW - 5, NOW - 3, NOW - 1],
+        "clients": [CLIENT, {**CLIENT, "pid": 73, "limits": None, "most_memory": None, "lane": None}],
+        "released": [[74, 5]], "served": [[20001, NOW - 9]], "turn": [20002, NOW - 9, NOW - 5, NOW - 3, NOW - 1],
         "drain": {"since": NOW - 9, "until": NOW + 60, "restart": True}, "left/drain": None, "clock": ["x", 1.5],
     }  # fmt: skip
     yield json.dumps({"version": 1, "values": values}).encode()
