@@ -317,11 +317,8 @@ class Agent(Recorder):
         self.people.close()
         self.bypass.close()
 
-    def use_policy(self, policy: Policy | None) -> str | None:
-        """Another policy; None: it has this instance no more. What of it has to wait until the agent is started
-        again, in words."""
-        if policy is None:
-            return f"{self.name} goes on as it is"
+    def use_policy(self, policy: Policy) -> str | None:
+        """Another policy. What of it has to wait until the agent is started again, in words."""
         policy, left = policies.keep_fixed(self.policy, policy)
         self.people.refresh()
         self.take([inp.PolicyChanged(self.clock.now(), policy)])

@@ -34,7 +34,7 @@ from mpsagent.core.view import View
 from mpsagent.core.waiting import waiting
 from mpsagent.mps.gpus import GpusSeen
 from mpsagent.mps.limits import Device
-from mpsagent.policy.instances import environment, instances, needs_devices, with_own_directories
+from mpsagent.policy.instances import environment, instances, needs_devices, with_own_directories, without_section
 from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.policy import Policy
 from mpsagent.system import container_device
@@ -493,7 +493,12 @@ class Node(Recorder):
     def _use(self, policy: Policy) -> str | None:
         """Each instance goes by it from now on. What has to wait until the agent is started again, in words."""
         fresh = self.each_of(policy)
-        left = [agent.use_policy(fresh.pop(agent.name, None)) for agent in self.agents]
+        left: list[str | None] = []
+        for agent in self.agents:
+            if (one := fresh.pop(agent.name, None)) is None:
+                one = without_section(policy, agent.policy)
+                left.append(f"{agent.name} removed: its settings stay until the agent is started again")
+            left.append(agent.use_policy(one))
         if fresh:
             left.append(f"{', '.join(fresh)} added: takes hold when the agent is started again")
         if self.own is not (policy.placement == "own"):

@@ -57,6 +57,13 @@ def of(policy: Policy, name: str) -> Policy:
     return replace(policy, settings=settings, instance=name, weights=weights_of(settings), **given)
 
 
+def without_section(policy: Policy, instance: Policy) -> Policy:
+    """Return the policy for an instance that runs and whose section the policy does not have any more: its rules for
+    users hold, and the settings of the instance stay as they are."""
+    kept = {key.field: getattr(instance, key.field) for key in KEYS if key.scope is Scope.INSTANCE}
+    return replace(of(policy, instance.instance), **kept)
+
+
 def _on(policy: Policy, device: Device) -> Policy:
     """The instance of a section ``["each"]`` for one GPU."""
     number = str(device.ordinal)

@@ -259,6 +259,12 @@ def test_a_changed_policy_is_shown_and_taken_by_the_instance_that_it_is_for(stag
     assert added in agent.api.order("diff")[1]["settings"], "what the files say is not in force"
     assert "more added" in stage.problem(agent, "takes hold when the agent is started again")
     assert list(instances(agent)) == ["gpu0", "gpu1"]
+    assert stage.record("client.connected", pid=client.pid)["instance"] == "gpu0", "which is not in the policy any more"
+    path.write_text(path.read_text() + f'[user.{A}]\naccess = "deny"\n')
+    assert "gpu0 removed" in agent.api.order("reload")[1]["later"]
+    denied = stage.client(A)
+    assert denied.ended() != 0, "the rules for users hold there, too"
+    assert "the policy denies" in stage.record("client.refused", pid=denied.pid)["why"]
     assert client.rc is None
 
 

@@ -94,6 +94,17 @@ def test_who_loses_a_server_by_an_order_knows_why() -> None:
     assert "ordered a restart" in (found[3].why or "")
 
 
+@pytest.mark.parametrize(("where", "ordered"), [("gpu", True), ("other", False)])
+def test_an_order_for_a_section_is_why_a_user_apart_loses_a_server(where: str, ordered: bool) -> None:
+    """It was on record as a fault: the order names the section, and the client the user's lane."""
+    found = told(
+        client(10.0, "connected", instance="gpu-u1"),
+        (40.0, "drain.ordered", {"by": 0, "timeout": None, "instance": where}),
+        client(41.0, "ended", outcome="lost", seconds=31.0, instance="gpu-u1"),
+    )
+    assert (found[1].why is not None) == ordered
+
+
 def test_an_end_that_no_agent_has_seen_counts_until_the_last_record() -> None:
     """The machine was off for a week: nobody had the GPU then."""
     sessions = Sessions([Session(1, "client", None, 7, 5, 30.0, 30.0)])
