@@ -144,7 +144,11 @@ class Machine:
         return self.one.now
 
     def name(self, uid: int) -> str | None:
-        return next((one.identities[uid].name for one in self.played if uid in one.identities), None)
+        known = self.identity(uid)
+        return None if known is None else known.name
+
+    def identity(self, uid: int | None) -> Identity | None:
+        return next((one.identities[uid] for one in self.played if uid in one.identities), None)
 
     def all_conditions(self) -> Any:
         for one in self.played:
