@@ -83,6 +83,7 @@ class People:
         if uid in self._asking or len(self._asking) >= MOST_QUESTIONS or loop.time() < self._again.get(uid, 0.0):
             return  # when it is met again
         self._asking.add(uid)
+        self._names.ask(uid)  # at once: lines about this user wait for the answer from now on
         task = loop.create_task(self._ask(uid))
         self._pending.add(task)
         task.add_done_callback(self._pending.discard)

@@ -62,7 +62,7 @@ class Names:
         if entry is None:
             return None
         if self._is_old(uid, entry):
-            self._ask(uid)
+            self.ask(uid)
         return entry[1]
 
     def awaited(self, uid: int) -> asyncio.Task[Identity | None] | None:
@@ -75,7 +75,7 @@ class Names:
         if entry is None or self._is_old(uid, entry):
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.deadline):
-                    found = await asyncio.shield(self._ask(uid))
+                    found = await asyncio.shield(self.ask(uid))
                     if found is not None:
                         return found
             entry = self._known.get(uid)
@@ -102,8 +102,8 @@ class Names:
             return True
         return now - entry[0] > self.age
 
-    def _ask(self, uid: int) -> asyncio.Task[Identity | None]:
-        """One question for each uid at a time; whoever asks meanwhile waits for the same answer."""
+    def ask(self, uid: int) -> asyncio.Task[Identity | None]:
+        """Return the answer to come: there is one question for each uid at a time."""
         task = self._asking.get(uid)
         if task is None:
             task = self._asking[uid] = asyncio.create_task(self._fetch(uid))

@@ -10,6 +10,7 @@ import pytest
 
 from mpsagent.agent import journaling
 from mpsagent.agent.journaling import Telling
+from mpsagent.agent.people import People
 from mpsagent.policy.identity import Identity
 from mpsagent.system import names as name_service
 from mpsagent.system.names import Names
@@ -65,6 +66,26 @@ def test_the_first_line_about_a_user_has_the_name(lines: Lines, monkeypatch: pyt
     play(Names(), waiting(1), {"kind": "control.ended", "pid": 9}, waiting(1), until=3, lines=lines)
     alice = "process 7 of alice waits at the gate"
     assert lines.said == [alice, "control daemon 9 has ended", alice]
+
+
+def test_a_line_behind_a_user_s_first_process_has_the_name(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen in each world of habits: the line was written in the callback in which the agent met the user, before the
+    question had begun."""
+    monkeypatch.setattr(journaling, "PATIENCE", 30.0)
+    monkeypatch.setattr(name_service, "identity_of", lambda uid: Identity(uid, "alice"))
+
+    async def main() -> None:
+        names = Names()
+        told, people = Telling(names), People(names, lambda: None)
+        people.meet([1])
+        told.tell(waiting(1), people.name)
+        async with asyncio.timeout(90):
+            while not lines.said:
+                await asyncio.sleep(0.005)
+        people.close()
+
+    asyncio.run(main())
+    assert lines.said == ["process 7 of alice waits at the gate"]
 
 
 def test_a_name_service_that_hangs_keeps_no_line(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
