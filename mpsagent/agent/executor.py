@@ -12,6 +12,7 @@ from mpsagent.agent.clients import Clients
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
+from mpsagent.core.ladder import SETTLE
 from mpsagent.core.model import State
 from mpsagent.mps import commands
 from mpsagent.policy.policy import Policy
@@ -20,6 +21,7 @@ from mpsagent.system.control import ControlSupervisor, ProblemKind, Running
 from mpsagent.system.freezer import Freezer
 from mpsagent.system.frontend import FrontEnd, Reply, Status
 from mpsagent.system.gate_link import GateLink
+from mpsagent.system.gpu_files import GpuFiles
 from mpsagent.system.hooks import run_hook
 from mpsagent.system.processes import TICKS, Process, ids, parent
 from mpsagent.system.terminal import Terminals
@@ -49,7 +51,9 @@ class Executor:
         state: Callable[[], State],
         freezer: Freezer,
         terminals: Terminals,
+        gpu_files: GpuFiles,
     ) -> None:
+        self._gpu_files = gpu_files
         self._freezer = freezer
         self.front_end_problem: str | None = None
         self.start_problem: str | None = None
@@ -71,11 +75,15 @@ class Executor:
         """Do it, and say how it went. Never raises."""
         if not action.enforce:
             return act.Done(self._clock.now(), action, True, "not enforced: only reported")
+        held = False
         try:
-            ok, text = await self._do(action)
+            if isinstance(action, act.TerminateClient):
+                ok, text, held = await self._terminate(action)
+            else:
+                ok, text = await self._do(action)
         except Exception as error:
             ok, text = False, f"{type(error).__name__}: {error}"
-        return act.Done(self._clock.now(), action, ok, text)
+        return act.Done(self._clock.now(), action, ok, text, held)
 
     def tell_gate(self, action: act.TellGate) -> act.Done:
         try:
@@ -88,8 +96,6 @@ class Executor:
         match action:
             case act.ShutdownServer():
                 return _taken(await self._ask(commands.shutdown_server(action.server, action.force), urgent=True))
-            case act.TerminateClient():
-                return await self._terminate(action)
             case act.QuitControl():
                 return await self._quit(action)
             case act.Reconcile():
@@ -173,12 +179,19 @@ class Executor:
     def busy(self) -> bool:
         return self._front_end.busy
 
-    async def _terminate(self, action: act.TerminateClient) -> tuple[bool, str]:
-        """A stopped client is resumed first: it cannot answer, the daemon would wait for it, and ending it unanswered
-        is a fault for its neighbours (conformance scenario X13)."""
+    async def _terminate(self, action: act.TerminateClient) -> tuple[bool, str, bool]:
+        """Return whether MPS has ended the client, its answer, and whether the client's files of the GPU are held. A
+        stopped client is resumed first: it cannot answer, the daemon would wait for it, and ending it unanswered is a
+        fault for its neighbours (conformance scenario X13)."""
         held = self._clients.get(action.pid, action.start)
         if held is None:
-            return False, f"client {action.pid} has already ended"
+            return False, f"client {action.pid} has already ended", False
+        hold, unheld = None, ""
+        if action.protect:
+            try:
+                hold = self._gpu_files.hold(held, action.deadline + SETTLE)
+            except OSError as error:
+                unheld = f"; its files of the GPU cannot be held: {error.strerror}"
         batch = commands.terminate_client(action.server, action.pid)
         asking = asyncio.ensure_future(self._ask(batch, deadline=action.deadline, may_block=True))
         try:
@@ -188,11 +201,13 @@ class Executor:
                 await asyncio.wait({asking}, timeout=RESUME_EVERY)
         finally:
             asking.cancel()
+            if hold is not None:
+                hold.end_after(SETTLE)
         reply = asking.result()
         if not reply.ok:
-            return False, _why(reply)
+            return False, _why(reply) + unheld, hold is not None
         refusal = commands.not_terminated(reply.out)
-        return refusal is None, refusal or "client termination succeeded"
+        return refusal is None, (refusal or "client termination succeeded") + unheld, hold is not None
 
     async def _quit(self, action: act.QuitControl) -> tuple[bool, str]:
         deadline = action.timeout + self._state().policy.hang_quit

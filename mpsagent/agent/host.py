@@ -48,6 +48,7 @@ from mpsagent.policy.policy import Policy
 from mpsagent.system import directories
 from mpsagent.system.freezer import Freezer
 from mpsagent.system.gate_link import GateLink
+from mpsagent.system.gpu_files import GpuFiles
 from mpsagent.system.lock import AlreadyLocked
 from mpsagent.system.names import Names
 from mpsagent.system.store import Part, Store
@@ -136,6 +137,7 @@ class Agent(Recorder):
             key, self.policy, self.settings.run_directory, core=self.core, clock=self.clock, conditions=conditions,
             record=partial(self.record, lane=key), spawn=self.spawn, take=self.take, link=self._link,
             clients=self.clients, freezer=self.freezer, terminals=self._terminals,
+            gpu_files=GpuFiles(self.settings.device_directory),
             make_supervisor=self._make_supervisor,
         )  # fmt: skip
 

@@ -31,6 +31,7 @@ from mpsagent.system.control import ControlSupervisor, ProblemKind, Running
 from mpsagent.system.freezer import Freezer
 from mpsagent.system.frontend import FrontEnd
 from mpsagent.system.gate_link import GateLink
+from mpsagent.system.gpu_files import GpuFiles
 from mpsagent.system.logfiles import Position
 from mpsagent.system.terminal import Terminals
 
@@ -59,6 +60,7 @@ class Lane:
         clients: Clients,
         freezer: Freezer,
         terminals: Terminals,
+        gpu_files: GpuFiles,
         make_supervisor: MakeSupervisor,
     ) -> None:
         self.key = key
@@ -76,7 +78,7 @@ class Lane:
         self.supervisor = make_supervisor(policy, self.where, self._control_gone)
         self.executor = Executor(
             self.where, self._front_end, self.supervisor, link, clients, clock, self._say, self.state, freezer,
-            terminals,
+            terminals, gpu_files,
         )  # fmt: skip
         self.logs = LogSide(self.where.log, self.state, clock, conditions, self._logged, self.spawn)
         self._held: int | None = None

@@ -52,13 +52,15 @@ class ShutdownServer(Action):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminateClient(Action):
     """``terminate_client S P``: the first rung of the ladder. Blocks the daemon while the client does not answer.
-    ``start`` tells the process from a later one with its pid, for an agent that takes the ladder up."""
+    ``start`` tells the process from a later one with its pid, for an agent that takes the ladder up. ``protect``: other
+    clients of the server continue to work, so the files of the GPU that this one has open are held meanwhile."""
 
     server: int
     pid: int
     uid: int
     start: int
     deadline: float
+    protect: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,12 +176,14 @@ class Report(Action):
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """How an action ended. ``ok`` False with ``text`` saying what MPS or the kernel answered."""
+    """How an action ended. ``ok`` False with ``text`` saying what MPS or the kernel answered. ``held``: the files of
+    the GPU that a client had open are held, so its process may exit at once."""
 
     at: float
     action: Action
     ok: bool
     text: str = ""
+    held: bool = False
 
 
 def action_fields(action: Action) -> dict[str, object]:

@@ -98,6 +98,10 @@ def holds(view: View, now: float) -> Iterator[Reason]:
         server = next((one.pid for one in state.servers.values() if one.status is Status.FAULT), None)
         what = "a server has only just left FAULT" if server is None else f"server {server} is in FAULT"
         yield Reason("fault", what, until=fault[1])
+    for one in state.servers.values():
+        if one.doubt is not None and now < one.doubt.until and one.status is Status.ACTIVE:
+            what = f"a client of server {one.pid} has died at work, and a fault may follow"
+            yield Reason("doubt", what, known=True, until=one.doubt.until)
     if view.pause_until is not None and now < view.pause_until:
         failure = state.lane.start_failure
         said = f": {failure.reason}" if failure is not None and failure.reason else ""

@@ -29,6 +29,13 @@ NAMED_FOR = 2.0
 ENDED_FOR = 2.0
 """Seconds within which MPS takes a client whose process has ended off its list; it takes 15 to 30 ms."""
 
+PROPERLY = 0.012
+"""Seconds at least from the end of the contexts of a program to the end of its process; measured were 24 and more. A
+process that is killed has both at once."""
+FAULT_WITHIN, DOUBT_MOST = 0.7, 3.0
+"""Seconds after the exit of a client with work on the GPU in which a fault follows (150 to 650 ms, measured), and for
+which new clients are held at most when clients die one after the other."""
+
 
 Key = int | None
 """Of a lane: the user whose own it is; None: it is for all users."""
@@ -86,11 +93,21 @@ class Attachment:
     """Of one that is no client: the process that has its pid, if MPS can mean that one, since MPS listed it last."""
     confirmed: bool = False
     """MPS listed it once more after it was seen, and the same process was there."""
+    closed: float | None = None
+    """When the last of its contexts was closed."""
 
     @property
     def places(self) -> int:
         """Of its server, on each device: its contexts, or one while it has none."""
         return max(1, -(-(len(self.contexts) - (0 in self.contexts)) // max(1, len(self.devices))))
+
+
+class Doubt(NamedTuple):
+    """Whether a server has a fatal fault is not known ``until`` then, because a client has died at work. ``since``: the
+    first of those that died one after the other."""
+
+    since: float
+    until: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +143,7 @@ class Server:
     """MPS listed it, not only its log."""
     unnamed: bool = False
     """Its log does not say which client a line is about (drivers before 580)."""
+    doubt: Doubt | None = None
     last_context: int = 0
     """pid of the client whose context connected last: the owner of the next ``is associated`` line."""
     turned_away: int = 0
@@ -176,6 +194,8 @@ class Client:
     control daemon."""
     terminated: float | None = None
     """When ``terminate_client`` was answered for it. Asked again, the daemon answers nothing until it exits (X8)."""
+    held: bool = False
+    """Its files of the GPU are held since then, so that its exit harms no other client."""
     outcome: Outcome = Outcome.OK
     """What is known so far of how it will have ended."""
     lease: int | None = None

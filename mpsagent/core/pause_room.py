@@ -104,7 +104,8 @@ def leaving(view: View, uid: int) -> float:
     """Return the seconds in which the processes of a user have gone, whatever they do, after the end of a turn."""
     policy, rules = view.policy, view.rules(uid)
     hook = policy.hook_deadline if rules.before_end_hook else 0.0
-    return hook + policy.hang_terminate + SETTLE + rules.kill_grace
+    settle = SETTLE if view.suspended else 0.0  # their work on the server is protected; else all of its clients leave
+    return hook + policy.hang_terminate + settle + rules.kill_grace
 
 
 def unlimited(view: View, uid: int) -> bool:

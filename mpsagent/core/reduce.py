@@ -23,7 +23,22 @@ from mpsagent.core.actions import (
     Thaw,
 )
 from mpsagent.core.changes import Out, back, bounded, known_again, lost, more, of_lane, put, server_ended, without
-from mpsagent.core.model import Client, Control, Gate, Held, Key, Lane, Outcome, State
+from mpsagent.core.model import (
+    DOUBT_MOST,
+    FAULT_WITHIN,
+    PROPERLY,
+    Attachment,
+    Client,
+    Control,
+    Doubt,
+    Gate,
+    Held,
+    Key,
+    Lane,
+    Outcome,
+    Server,
+    State,
+)
 from mpsagent.core.queue import Queue
 from mpsagent.mps.events import Line
 from mpsagent.policy import apart
@@ -351,8 +366,10 @@ def _ended(state: State, event: inp.ProcessEnded, out: Out) -> State:
     )  # fmt: skip
     server = state.server_of(client.pid)
     if server is not None:
-        left = replace(server.attached[client.pid], ended=(event.at, client.uid))
-        state = put(state, replace(server, attached={**server.attached, client.pid: left}))
+        known = server.attached[client.pid]
+        left = replace(known, ended=(event.at, client.uid))
+        doubt = _doubt(server.doubt, event.at) if _died(client, server, known, event.at) else server.doubt
+        state = put(state, replace(server, attached={**server.attached, client.pid: left}, doubt=doubt))
     return replace(
         state,
         clients=without(state.clients, event.pid),
@@ -362,6 +379,24 @@ def _ended(state: State, event: inp.ProcessEnded, out: Out) -> State:
         over=without(state.over, event.pid) if event.pid in state.over else state.over,
         parted=use.parted(state, client, event.at),
     )
+
+
+def _died(client: Client, server: Server, known: Attachment, at: float) -> bool:
+    """Return whether a client's process has ended while its work may have been on the GPU: MPS has ended it, or its
+    contexts were not closed before, by its server's log."""
+    if client.held or client.pid in server.sticky:
+        return False
+    closed = float("-inf") if known.closed is None else known.closed
+    return client.terminated is not None or bool(known.contexts - {0}) or at < closed + PROPERLY
+
+
+def _doubt(known: Doubt | None, at: float) -> Doubt:
+    """Return the doubt after a client has died. Where clients die one after the other, new ones are admitted for as
+    long as they were held before."""
+    most = float("inf") if known is None else known.since + DOUBT_MOST
+    if known is None or at >= known.since + 2 * DOUBT_MOST or known.until <= at < most:
+        return Doubt(at, at + FAULT_WITHIN)
+    return Doubt(known.since, min(at + FAULT_WITHIN, most))
 
 
 def _control_runs(state: State, event: inp.ControlRuns, out: Out) -> State:
@@ -470,7 +505,7 @@ def _done(state: State, event: Done, out: Out) -> State:
             outcome = Outcome.ENDED if client.outcome is Outcome.OK else client.outcome
             answered = client.terminated is None and isinstance(action, TerminateClient)
             terminated = event.at if answered else client.terminated
-            ended = replace(client, outcome=outcome, terminated=terminated)
+            ended = replace(client, outcome=outcome, terminated=terminated, held=client.held or event.held)
             return replace(state, clients={**state.clients, action.pid: ended})
     return state
 

@@ -218,7 +218,7 @@ def _context_gone(server: Server, event: Line) -> Server:
     known = server.attached.get(event.pid)
     if known is None:
         return server
-    left = replace(known, contexts=known.contexts - {event.context})
+    left = replace(known, contexts=known.contexts - {event.context}, closed=event.at if event.context else known.closed)
     return replace(server, attached={**server.attached, event.pid: left})
 
 

@@ -34,8 +34,8 @@ import time
 from mpsagent.sim import gpu, limits, registry, rendezvous, wire
 
 SUCCESS = "CUDA_SUCCESS"
-_EXCEPTION = 1.0
-"""Seconds from an error to the end of a program in Python."""
+_EXCEPTION = 3.0
+"""Seconds from an error to the end of a program that does not exit at once."""
 _ERRORS = {
     805: "MPS_CONNECTION_FAILED", 806: "MPS_RPC_FAILURE", rendezvous.NOT_READY: "MPS_SERVER_NOT_READY",
     808: "MPS_MAX_CLIENTS_REACHED",

@@ -7,7 +7,9 @@ beside its own, which stays: the seconds in which a kernel ran there, and since 
 # pathlib and contextlib cost more than everything else in the start of a front-end or client
 # ruff: noqa: PTH102, PTH104, PTH108, PTH112, PTH118, PTH120, PTH208, SIM105
 
+import fcntl
 import os
+import struct
 
 DEFAULT = "/tmp/mpsagent-sim-processes"
 
@@ -26,12 +28,38 @@ def start_time(pid: int) -> str | None:
     return None if fields[0] in (b"Z", b"X") else fields[19].decode()
 
 
+def _lock(kind: int, at: int) -> bytes:
+    """`struct flock` for one byte."""
+    return struct.pack("hhqqi4x", kind, os.SEEK_SET, at, 1, 0)
+
+
+def _device() -> int:
+    return os.open(os.path.join(os.path.dirname(directory()), "dev/nvidia-uvm"), os.O_RDWR | os.O_CLOEXEC)
+
+
 def open_device() -> None:
-    """As every CUDA program does when it begins: `dev/nvidia-uvm` beside the directory stands for the device's file."""
+    """As every CUDA program does when it begins: `dev/nvidia-uvm` beside the directory stands for the device's file.
+    Its byte with the number of the process is locked until the last duplicate of the descriptor is closed, as the
+    driver keeps the memory of a process until then."""
     try:
-        os.open(os.path.join(os.path.dirname(directory()), "dev/nvidia-uvm"), os.O_RDWR)
+        fcntl.fcntl(_device(), fcntl.F_OFD_SETLK, _lock(fcntl.F_WRLCK, os.getpid()))
     except OSError:
         pass
+
+
+def is_open(pid: int) -> bool:
+    """Return whether the device is open by a process, or by another one that has duplicates of its descriptors."""
+    try:
+        fd = _device()
+    except OSError:
+        return False
+    try:
+        found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _lock(fcntl.F_WRLCK, pid))
+        return int(struct.unpack("hhqqi4x", found)[0]) != fcntl.F_UNLCK
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
 
 
 class Entry:

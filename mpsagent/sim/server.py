@@ -20,7 +20,7 @@ from typing import NoReturn
 from mpsagent.sim import gpu, rendezvous, texts, wire
 from mpsagent.sim.delays import Delays, start_error
 from mpsagent.sim.process_title import become
-from mpsagent.sim.registry import Busy, Entry, processes
+from mpsagent.sim.registry import Busy, Entry, is_open, processes
 from mpsagent.sim.server_clients import MAX_CLIENTS, Client, Link
 
 BUSY_EVERY = 0.1
@@ -410,9 +410,10 @@ class Server:
             del self.clients[client.pid]
         self.note_work()
         self.log.write(texts.LOST.format(pid=client.pid, context=link.number))
-        kernel = link.kernel or time.monotonic() < link.leaves_at
+        kernel = link.kernel
         if link.terminating:
             self.terminated(link)
+        self.left_early(link)
         count = sum(one.device == link.device for one in self._contexts())  # on this device (real M1)
         self.log.write(texts.EXITING_CLIENT.format(pid=client.pid, context=link.number, count=count))
         # also if it was asked to exit but could not answer: a stopped client takes its neighbours along (06 V6)
@@ -424,6 +425,15 @@ class Server:
             self.destroyed |= self.faulted
             self.faulted.clear()
             self.busy_until = time.monotonic() + self.delays.destroy()
+
+    def left_early(self, link: Link) -> None:
+        """A client whose work is still on the GPU has gone. Nothing happens as long as its memory is kept."""
+        if link.sticky or time.monotonic() >= link.leaves_at:
+            return
+        if is_open(link.client.pid):
+            self.later(0.02, lambda: self.left_early(link))
+        else:
+            self.later(self.delays.late_fault(), lambda: self.fault(link.device, link.client.pid))
 
     def lose_channel(self, link: Link) -> None:
         self.log.write(texts.LOST.format(pid=link.client.pid, context=0))

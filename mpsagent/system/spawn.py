@@ -14,7 +14,7 @@ import os
 import select
 import shutil
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
@@ -50,11 +50,20 @@ class Child:
     """A process in a process group of its own, so that whatever it starts can die with it. It is reaped when it has
     ended. The constructor raises OSError."""
 
-    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], stdin: int, out: int, err: int) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        stdin: int,
+        out: int,
+        err: int,
+        *,
+        blocked: Collection[int] = (),
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[int] = self._loop.create_future()
         """Its exit status, or the signal as a negative number."""
-        self.pid, self._pidfd = start_process(argv, environment, stdin, out, err)
+        self.pid, self._pidfd = start_process(argv, environment, stdin, out, err, blocked)
         self._loop.add_reader(self._pidfd, self._reap)
 
     def kill(self) -> bool:
@@ -127,16 +136,17 @@ def _pipe(stack: ExitStack) -> tuple[Any, Any]:
 
 
 def start_process(
-    argv: Sequence[str], environment: Mapping[str, str], stdin: int, out: int, err: int
+    argv: Sequence[str], environment: Mapping[str, str], stdin: int, out: int, err: int, blocked: Collection[int] = ()
 ) -> tuple[int, int]:
-    """pid and pidfd of a new process, in a process group of its own so that whatever it starts can die with it."""
+    """Return pid and pidfd of a new process, in a process group of its own so that whatever it starts can die with it.
+    ``blocked``: signals that do not reach it."""
     pid = os.posix_spawn(
         argv[0],
         list(argv),
         environment,
         file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate((stdin, out, err))],
         setpgroup=0,
-        setsigmask=[],
+        setsigmask=blocked,
         setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP],
     )
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 
@@ -24,7 +25,8 @@ def busy(stage: Stage) -> tuple[Agent, list[Client]]:
 
 
 def unharmed(stage: Stage, agent: Agent, others: list[Client]) -> None:
-    """A fault would follow within 0.2 s of the end, and the agent hears of it."""
+    """A fault would follow within 0.6 s of the end, and the agent hears of it."""
+    time.sleep(1)
     late = stage.client(B, "train", 0.5)
     assert late.ended() == 0, late.text()
     assert [one.rc for one in others] == [None] * len(others)
@@ -32,9 +34,11 @@ def unharmed(stage: Stage, agent: Agent, others: list[Client]) -> None:
     assert agent.api.problems() == []
 
 
-def test_a_client_that_is_ordered_to_end(stage: Stage) -> None:
+@pytest.mark.parametrize("mode", ["train", "spin"])
+def test_a_client_that_is_ordered_to_end(stage: Stage, mode: str) -> None:
+    """By its signal, or by its own exit as soon as it sees the error."""
     agent, others = busy(stage)
-    victim = stage.client(A, "train", 600)
+    victim = stage.client(A, mode, 600)
     stage.until(lambda: "launch" in victim.text(), "its kernels run")
     assert stage.cli(agent, "client", "terminate", str(victim.pid))[0] == 0
     assert victim.ended() is not None

@@ -17,7 +17,6 @@ from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
 from mpsagent.core.engine import Core
 from mpsagent.core.inputs import Peer
-from mpsagent.core.ladder import SETTLE
 from mpsagent.core.sessions import Sessions
 from mpsagent.mps.limits import Limits
 from mpsagent.policy.files import load
@@ -101,10 +100,7 @@ def resumed(kept_values: dict[str, Any], *clients: inp.Input) -> tuple[act.Actio
 
 def test_what_mps_was_asked_is_not_asked_again() -> None:
     """A second terminate_client hangs the daemon until the process exits (conformance scenario X8)."""
-    one = core()
-    actions = one.receive_all([*told(at_work()), saved.ending(ladder("asked"), NOW)], NOW).actions
-    assert not {"SignalClient", "TerminateClient"} & set(kinds(actions)), "its work may still be on the GPU"
-    actions = one.tick(NOW + SETTLE).actions
+    actions = resumed(ladder("asked"), at_work())
     (signal,) = [one for one in actions if isinstance(one, act.SignalClient)]
     assert (signal.pid, signal.start, signal.signal) == (ALICE.pid, ALICE.start, 15)
     assert "TerminateClient" not in kinds(actions)

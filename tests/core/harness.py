@@ -33,6 +33,7 @@ ALICE, BOB, CAROL, DAVE = 1001, 1002, 1003, 1004
 USERS = (ALICE, BOB, CAROL, DAVE)
 NAMES = {ALICE: "alice", BOB: "bob", CAROL: "carol", DAVE: "dave"}
 COMMAND = 0.0015  # one run of the front-end
+LEAVING = 0.026  # from the end of a program's contexts to the end of its process
 LOOK = 1.0  # the observer
 
 POLICY = """
@@ -105,6 +106,8 @@ class Stage:
         self.open_fails = ""
         """Why no lane can be made."""
         self.unkillable = False
+        self.holds = True
+        """The files of the GPU of a client that is being ended can be held."""
         self.hook_takes = 0.01
         """Seconds that a hook runs."""
         self.silent: set[Key] = set()
@@ -388,7 +391,7 @@ class Stage:
         for mps in self.daemons.values():
             mps.signalled(proc)
         if (action.signal == signal.SIGKILL and not self.unkillable) or not (proc.stopped or proc.stubborn):
-            self.ends(proc)
+            self.ends(proc, killed=True)
         return True
 
     def _freeze(self, action: act.Freeze | act.Thaw) -> None:
@@ -429,10 +432,10 @@ class Stage:
         began = self.now
         self.after(COMMAND, lambda: self._command(core, action, began, began + deadline))
 
-    def _finish(self, core: Core, action: act.Action, ok: bool, text: str = "") -> None:
+    def _finish(self, core: Core, action: act.Action, ok: bool, text: str = "", *, held: bool = False) -> None:
         self._running.discard(action.lane)
         if core is self.core:
-            self.feed(act.Done(self.now, action, ok, text))
+            self.feed(act.Done(self.now, action, ok, text, held))
         self._next_command(action.lane)
 
     def _command(self, core: Core, action: act.Action, began: float, limit: float) -> None:
@@ -480,7 +483,8 @@ class Stage:
             self.after(limit - self.now, lambda: self._finish(core, action, False, "silent"))
             return
         proc.terminated, proc.free_at = True, self.now + 0.008 + LEAVES
-        self.after(0.008, lambda: self._finish(core, action, True))
+        proc.held = action.protect and self.holds
+        self.after(0.008, lambda: self._finish(core, action, True, held=proc.held))
 
     def _reconcile(self, core: Core, mps: Mps, action: act.Reconcile) -> None:
         if core is not self.core or action.lane not in core.state.lanes:
@@ -567,8 +571,8 @@ class Stage:
         self.daemons[self.gate.lanes.get(through.key)].relayed(through.server, proc)
         return proc
 
-    def ends(self, proc: Proc) -> None:
-        """The process ends."""
+    def ends(self, proc: Proc, *, killed: bool = False) -> None:
+        """The process ends. It leaves its server before, unless it is killed."""
         if self.procs.get(proc.pid) is not proc:
             return
         del self.procs[proc.pid]
@@ -577,7 +581,8 @@ class Stage:
         self._leave(proc)
         self.gate.ended(proc)
         if passed:
-            self.after(self.lag, lambda: self.feed(inp.ProcessEnded(self.now, proc.pid, proc.start)))
+            late = 0.0 if killed else LEAVING
+            self.after(self.lag + late, lambda: self.feed(inp.ProcessEnded(self.now, proc.pid, proc.start)))
 
     def detaches(self, proc: Proc) -> None:
         """It lets go of its server and lives on."""

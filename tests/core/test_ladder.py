@@ -9,6 +9,7 @@ import pytest
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
+from mpsagent.core.waiting import waiting
 from mpsagent.mps import events as ev
 from mpsagent.wire import link
 from tests.core.harness import ALICE, BOB, PATIENT, POLICY, Stage
@@ -64,8 +65,7 @@ def test_a_plain_signal_would_have_hurt_the_neighbour() -> None:
 
 @both
 def test_the_steps_and_their_times(shared: bool) -> None:
-    """terminate_client, SIGTERM half a second after its answer, kill_grace, SIGKILL, and a report when even that does
-    not help."""
+    """terminate_client, SIGTERM when it is answered, kill_grace, SIGKILL, and a report when even that does not help."""
     stage = Stage(PATIENT, shared=shared).up()
     victim = stage.client(ALICE, stubborn=True)
     stage.run(1)
@@ -73,8 +73,36 @@ def test_the_steps_and_their_times(shared: bool) -> None:
     began = stage.now
     order(stage, victim)
     stage.run(60)
-    assert steps(stage, began) == [(0.0, "terminate"), (0.5, "SIGTERM"), (5.5, "SIGKILL")]
+    assert steps(stage, began) == [(0.0, "terminate"), (0.0, "SIGTERM"), (5.0, "SIGKILL")]
     assert len(stage.reports("client.unkillable")) == 1
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_signal_waits_where_the_work_is_still_on_the_gpu(holds: bool) -> None:
+    """MPS has answered, and the process's exit would end its neighbour: its files of the GPU are held, or SIGTERM comes
+    later."""
+    stage = Stage(PATIENT, together=True).up()
+    stage.holds = holds
+    victim, bob = stage.client(ALICE), stage.client(BOB)
+    stage.run(1)
+    began = stage.now
+    order(stage, victim)
+    stage.run(30)
+    assert steps(stage, began) == [(0.0, "terminate"), (0.0 if holds else 10.0, "SIGTERM")]
+    assert stage.mps.hurt == set()
+    assert stage.working(bob)
+
+
+def test_nothing_is_held_where_all_clients_of_the_server_are_being_ended() -> None:
+    """Their memory is free at once for the next user."""
+    stage = Stage(POLICY).up()
+    for _ in range(3):
+        stage.client(ALICE)
+    stage.run(1)
+    bob = stage.client(BOB)
+    stage.run(17)
+    assert [one.protect for one in stage.actions(act.TerminateClient)] == [False] * 3
+    assert stage.working(bob)
 
 
 def test_no_signal_before_the_request_is_answered_or_over_its_deadline() -> None:
@@ -151,7 +179,7 @@ def test_a_client_that_was_terminated_before_is_not_asked_again() -> None:
     )
     for proc in (first, second, third):
         order(stage, proc)
-    stage.run(1)
+    stage.run(2)
     asked = [a.pid for a in stage.actions(act.TerminateClient)]  # type: ignore[attr-defined]
     assert sorted(asked) == sorted([second.pid, third.pid])
     assert first.pid not in stage.procs
@@ -167,7 +195,7 @@ def test_the_next_agent_goes_on_where_the_last_one_was() -> None:
     stage.run(1)
     before = len(stage.actions(act.TerminateClient))
     stage.start_agent()
-    stage.run(7)
+    stage.run(17)
     assert len(stage.actions(act.TerminateClient)) == before
     assert victim.pid not in stage.procs
     assert stage.working(asked)
@@ -217,15 +245,16 @@ def test_a_restart_after_a_request_that_was_not_delivered_asks_mps() -> None:
 def test_a_restart_after_the_answer_leaves_the_client_its_time() -> None:
     """Its work is still on the GPU, and no agent knows when MPS answered."""
     stage = Stage(PATIENT, together=True).up()
+    stage.holds = False
     victim, bob = stage.client(ALICE), stage.client(BOB)
     stage.run(1)
     began = stage.now
     order(stage, victim)
-    stage.run(0.1)
+    stage.run(1)
     assert [name for _, name in steps(stage, began)] == ["terminate"]
     stage.kill_agent()
     stage.start_agent()
-    stage.run(5)
+    stage.run(15)
     assert [name for _, name in steps(stage, began)] == ["terminate", "SIGTERM"]
     assert stage.mps.hurt == set()
     assert stage.working(bob)
@@ -351,3 +380,45 @@ def test_a_climb_stops_when_its_rule_is_enforced_no_longer() -> None:
     stage.run(60)
     assert len(stage.actions(act.SignalClient)) == before
     assert alice.pid in stage.procs
+
+
+def test_new_clients_wait_until_it_is_known_whether_a_death_was_a_fault() -> None:
+    """Programs that started within 0.2 s of the death of a client in a kernel were admitted, and lost by its fault."""
+    stage = Stage(PATIENT, together=True).up()
+    victim, bob = stage.client(ALICE), stage.client(BOB)
+    stage.run(1)
+    stage.ends(victim, killed=True)
+    stage.run(0.05)
+    late = stage.client(ALICE)
+    stage.run(0.5)
+    assert late.pid not in stage.served
+    assert stage.core is not None
+    (why,) = [one.why for one in waiting(stage.core.view(), stage.now)]
+    assert why.word == "doubt"
+    stage.run(0.5)
+    assert stage.working(late)
+    assert stage.working(bob)
+    assert stage.served[late.pid] - stage.came[late.pid] < 0.8
+
+
+def test_who_leaves_in_the_proper_way_holds_no_other_client_up() -> None:
+    stage = Stage(PATIENT, together=True).up()
+    first = stage.client(ALICE)
+    stage.run(1)
+    stage.ends(first)
+    stage.run(0.05)
+    second = stage.client(ALICE)
+    stage.run(0.1)
+    assert stage.working(second)
+
+
+def test_clients_that_die_one_after_the_other_hold_new_ones_up_for_a_bounded_time() -> None:
+    stage = Stage(PATIENT, together=True).up()
+    crowd = [stage.client(ALICE) for _ in range(20)]
+    stage.run(1)
+    for number, one in enumerate(crowd):
+        stage.after(0.2 * number, lambda one=one: stage.ends(one, killed=True))  # type: ignore[misc]
+    stage.run(0.1)
+    bob = stage.client(BOB)
+    stage.run(3.5)
+    assert stage.working(bob)

@@ -39,7 +39,7 @@ def shut() -> Stage:
     stage = stage_of()
     stage.lag = LAG
     ends(stage)
-    stage.run(0.6)
+    stage.run(0.65)
     return stage
 
 

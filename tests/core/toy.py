@@ -26,7 +26,8 @@ GREETING = 0.002  # limits set and read back
 START = 0.15  # Starting new server to Ready
 EXIT = 0.055  # an idle server's exit
 SECOND = 0.001  # from a client's channel to its first context
-LEAVES = 0.3  # from the answer of terminate_client until the client's work has left a busy GPU
+LEAVES = 9.9  # from the answer of terminate_client until the client's work has left a busy GPU
+LATE = 0.2  # until the fault after the exit of a client whose work was still on the GPU
 GIVE_UP = 40.0  # the gate waits so long for the daemon's answer
 
 Process = tuple[int, int]
@@ -53,6 +54,8 @@ class Proc:
     terminated: bool = False
     free_at: float = 0.0
     """When its work has left the GPU, after ``terminate_client``."""
+    held: bool = False
+    """Its files of the GPU are, meanwhile."""
     server: Server | None = None
     dead: bool = False
     hollow: float = 0.0
@@ -289,9 +292,17 @@ class Mps:
     def signalled(self, proc: Proc) -> None:
         """A signal that ends a client with work on the GPU is a fault for its neighbours."""
         server = proc.server
-        gone = proc.terminated and self.clock.now >= proc.free_at
-        if server is not None and proc.made and proc.works and not gone and not server.fault:
-            self.hurt |= {p.pid for p in server.clients.values() if p is not proc}
+        gone = proc.terminated and (proc.held or self.clock.now >= proc.free_at)
+        if server is None or not proc.made or not proc.works or gone or server.fault:
+            return
+
+        def hurts() -> None:
+            self.hurt |= {p.pid for p in server.clients.values() if p is not proc and not p.terminated}
+
+        if proc.terminated:
+            self.clock.after(LATE, hurts)
+        else:
+            hurts()
 
 
 @dataclass

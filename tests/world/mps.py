@@ -816,11 +816,10 @@ class ServerProcess:
             if not client.channel and not client.contexts:
                 del self.clients[client.pid]
             self.lost(link)
-            process = self.kernel.processes.get(client.pid)
-            died = process is None or not process.alive  # a context that is closed waits for its work
-            kernel = link.kernel or (died and self.kernel.now < link.leaves_at)
+            kernel = link.kernel
             if link.terminating:
                 self.terminated(link)
+            self.left_early(link)
             self.log.write(texts.EXITING_CLIENT.format(pid=client.pid, context=link.number, count=len(self.contexts())))
             if kernel and not link.sticky:  # also if it was asked to exit and could not answer (X13)
                 self.later(self.delays.fault_notice(), lambda: self.fault(client.pid))
@@ -828,6 +827,16 @@ class ServerProcess:
                 self.log.write(texts.DESTROY_CONTEXT.format(device=0, name=gpu.NAME))
                 self.faulted, self.destroyed = False, True
                 self.busy_until = self.kernel.now + self.delays.destroy()
+
+    def left_early(self, link: Link) -> None:
+        """A client whose work is still on the GPU has gone. Nothing happens as long as its memory is kept."""
+        now, process = self.kernel.now, self.kernel.processes.get(link.client.pid)
+        if link.sticky or now >= link.leaves_at:
+            return
+        if (process is not None and process.alive) or self.world.held.get(link.client.pid, now) > now:
+            self.later(0.02, lambda: self.left_early(link))
+        else:
+            self.later(self.delays.late_fault(), lambda: self.fault(link.client.pid))
 
     def lose(self, link: Link) -> None:
         """A channel."""

@@ -134,8 +134,9 @@ class Client:
                 self.world.judges.works(life)
             yield [], kernel.now + wait + 0.066
         yield from self.work(made)
-        if life.asked:  # an exception, and what a program does at its end
-            yield [], kernel.now + self.world.chance.uniform(0.0, 2.0)
+        if life.asked:  # half of all programs exit by themselves at the error
+            exits = self.world.chance.random() < 0.5
+            yield [], kernel.now + (self.world.chance.uniform(0.005, 0.05) if exits else 60.0)
         life.over = kernel.now
         for one in made:
             one.close()

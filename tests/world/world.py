@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpsagent.agent.node import Node
 from mpsagent.agent.orders import Orders
@@ -362,6 +362,8 @@ class World:
         self.device, self.public = DEVICE, PUBLIC
         self.uses: dict[int, tuple[str, int]] = {}
         """Who computes on the GPU, with how many MiB, by pid."""
+        self.held: dict[int, float] = {}
+        """By pid: until when the files of the GPU that a client had open are held."""
         self.story: list[str] = []
         self.mistakes: list[str] = []
         self.gate: Program | None = None
@@ -477,8 +479,22 @@ class World:
             del file.node.data[:length]
             return 0
 
+        class Hold(NamedTuple):
+            pid: int
+
+            def end_after(self, seconds: float) -> None:
+                world.held[self.pid] = world.kernel.now + seconds
+
+        class GpuFiles:
+            def __init__(self, directory: str) -> None: ...
+
+            def hold(self, process: Any, seconds: float) -> Hold:
+                world.held[process.pid] = world.kernel.now + seconds
+                return Hold(process.pid)
+
         telling = _Telling(self)
         return {
+            ("mpsagent.agent.host", "GpuFiles"): GpuFiles,
             ("mpsagent.gate.peers", "peers_have_pidfds"): lambda: True,
             ("mpsagent.gate.loop", "say"): lambda text: world.gate_says(text),
             ("mpsagent.gate.keeper", "say"): lambda text: world.gate_says(text),
