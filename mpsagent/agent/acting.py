@@ -147,7 +147,7 @@ class Acting:
 
         def order(one: Agent) -> None:
             one.record("drain.ordered", now, by=by, timeout=timeout)
-            _drain(one, now, until, restart=False)
+            _drain(one, now, until, by, restart=False)
 
         if instance is None:
             self._store.put(saved.DRAINED, {"since": now, "until": until, "restart": False})
@@ -188,7 +188,7 @@ class Acting:
             one.record("control.restart_ordered", now, by=by, timeout=timeout)
             alive = [key for key in one.state.lanes if timeout is not None and one.core.view(key).control_alive]
             if timeout is not None and alive:
-                _drain(one, now, now + timeout, restart=True)
+                _drain(one, now, now + timeout, by, restart=True)
             one.take([inp.Of(key, inp.RestartOrdered(now, by)) for key in one.state.lanes if key not in alive])
 
         found = await self._each(instance, order)
@@ -198,12 +198,13 @@ class Acting:
         those = self._those(instance)
         for one in those:
             order(one)
-        await self._written_down()
-        return {"instances": [one.name for one in those]}
+        return {"instances": [one.name for one in those], **await self._written_down()}
 
-    async def _written_down(self) -> None:
-        """An order that was answered outlives the agent: it is on disk, if the disk answers, and readers see it."""
-        await asyncio.gather(self._store.flushed(1.0), self._written(1.0))
+    async def _written_down(self) -> Json:
+        """Wait until the order is on disk, so that it outlives the agent, and until readers see it. Returns ``unsaved``
+        with the reason if it is not on disk."""
+        saved_now, _ = await asyncio.gather(self._store.flushed(1.0), self._written(1.0))
+        return {} if saved_now else {"unsaved": self._store.problem or "the disk does not answer"}
 
     async def give_lease(self, body: Json, by: int) -> Json:
         """A share for a job, in place of an earlier one of that name."""
@@ -226,9 +227,9 @@ class Acting:
         self._store.put(saved.LEASE, number)
         self._on_leases([*(inp.LeaseEnded(now, one.number, by) for one in earlier), inp.LeaseGiven(now, found)])
         in_force = await self._in_force()
-        await self._written_down()
+        unsaved = await self._written_down()
         who = None if found.uid is None else await self._names.look_up(found.uid)
-        return {**lease_body.shown(found, first.core.view(), who), "in_force": in_force}
+        return {**lease_body.shown(found, first.core.view(), who), "in_force": in_force, **unsaved}
 
     async def _in_force(self) -> bool:
         """Whether the gate goes by what it was told last, at all instances. It is waited for, if there is one."""
@@ -244,8 +245,7 @@ class Acting:
         if all(one.number != number for one in self._agents[0].state.leases):
             raise Problem(404, f"there is no lease {number}", "lease", "see `mpsagent-cli lease list`")
         self._on_leases([inp.LeaseEnded(self._clock.now(), number, by)])
-        await self._written_down()
-        return {"ended": number}
+        return {"ended": number, **await self._written_down()}
 
     def _on_leases(self, events: list[inp.Input]) -> None:
         """At all instances: a job may be placed at any."""
@@ -326,10 +326,10 @@ def _end(agent: Agent, clients: Sequence[Client], *, at_once: bool, by: int) -> 
     agent.take([inp.EndOrdered(now, one.pid, by, at_once) for one in clients])
 
 
-def _drain(agent: Agent, now: float, until: float | None, *, restart: bool) -> None:
-    agent.take([inp.DrainOrdered(now, now, until, restart)])
+def _drain(agent: Agent, now: float, until: float | None, by: int, *, restart: bool) -> None:
+    agent.take([inp.DrainOrdered(now, now, until, restart, by)])
     since = min((one.drain.since for one in agent.state.lanes.values() if one.drain is not None), default=now)
-    agent.store.put("drain", {"since": since, "until": until, "restart": restart})
+    agent.store.put("drain", {"since": since, "until": until, "restart": restart, "by": by})
 
 
 def _mistakes(errors: Sequence[PolicyError]) -> Problem:

@@ -229,7 +229,8 @@ def drain(kept: Mapping[str, Any], now: float) -> list[inp.Input]:
         row = kept["drain"]
         until = row["until"]
         until = None if until is None else _number(until)
-        return [inp.DrainOrdered(now, _number(row["since"]), until, bool(row.get("restart")))]
+        by = None if row.get("by") is None else int(row["by"])
+        return [inp.DrainOrdered(now, _number(row["since"]), until, bool(row.get("restart")), by)]
     return []
 
 

@@ -73,7 +73,8 @@ class Calls:
 
     async def healthz(self, request: web.Request, given: Json) -> web.Response:
         ok, problems = self._backend.health()
-        return json_answer({"ok": ok, "problems": problems}, 200 if ok else 503)
+        body = {"ok": ok, "drains": self._backend.drains(), "problems": problems}
+        return json_answer(body, 200 if ok else 503)
 
     async def metrics(self, request: web.Request, given: Json) -> web.Response:
         peers = self._peers

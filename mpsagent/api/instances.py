@@ -116,6 +116,16 @@ class Everything:
         conditions = problems(self._conditions())
         return not conditions, [f"{one.what}; {one.do}" if one.do else one.what for one in conditions]
 
+    def drains(self) -> list[Json]:
+        """Return the instances that are drained by order until a resume."""
+        page, found = self._received.page, []
+        for one in () if page is None else page.instances:
+            drain = one.view.state.drain
+            if one.view.user is None and drain is not None and not drain.restart:
+                by = None if drain.by is None else self._received.name(drain.by)
+                found.append({"instance": one.name, "since": views.when(drain.since), "by": drain.by, "by_user": by})
+        return found
+
     def _conditions(self) -> tuple[Condition, ...]:
         """The agent's, and what is wrong here."""
         now, found = self._received.now(), []

@@ -366,12 +366,14 @@ class LimitsState(TypedDict):
 
 class Drain(TypedDict):
     """``deadline``: when clients still at work are ended. ``restart``: the drain is over when the control daemon has
-    been started again; any other drain lasts until a resume."""
+    been started again; any other drain lasts until a resume. ``by``, ``by_user``: the user who ordered it."""
 
     draining: bool
     since: Time | None
     deadline: Time | None
     restart: bool
+    by: int | None
+    by_user: str | None
 
 
 class PolicyState(TypedDict):
@@ -440,8 +442,20 @@ class Status(Page):
     instances: list[Instance]
 
 
+class Draining(TypedDict):
+    """A drain that lasts until a resume."""
+
+    instance: str
+    since: Time
+    by: int | None
+    by_user: str | None
+
+
 class Healthz(TypedDict):
+    """``drains``: by order no new program gets a GPU there. The answer's status does not depend on it."""
+
     ok: bool
+    drains: list[Draining]
     problems: list[str]
 
 

@@ -338,6 +338,7 @@ def _page(one: Instance, page: Page, about: About, now: float) -> Json:
         "drain": row(
             shapes.Drain, drain, draining=drain is not None, deadline=drain and drain.until,
             restart=drain is not None and drain.restart,
+            by_user=None if drain is None or drain.by is None else names(drain.by),
         ),
     }  # fmt: skip
 

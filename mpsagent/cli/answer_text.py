@@ -48,10 +48,13 @@ def _page(body: Json, paint: Paint, now: datetime, most: int) -> list[str]:
     agent, problems = body["agent"], body["health"]["problems"]
     good = body["health"]["ok"]
     word = paint("healthy", "good") if good else paint(many(len(problems), "problem"), "bad")
-    lines = [
-        f"{paint('●', 'good' if good else 'bad')} mpsagent {safe(agent['version'])}: {word}, "
-        f"up {duration_text(agent['uptime'])}"
-    ]
+    drained = [one for one in body["instances"] if one["drain"]["draining"] and not one["drain"]["restart"]]
+    if drained:
+        part = [] if len(drained) == len(body["instances"]) else [safe(one["name"], 60) for one in drained]
+        state = paint(f"draining {', '.join(part)}".rstrip(), "warn")
+        word = state if good and not part else f"{word}, {state}"
+    colour = "bad" if not good else "warn" if drained else "good"
+    lines = [f"{paint('●', colour)} mpsagent {safe(agent['version'])}: {word}, up {duration_text(agent['uptime'])}"]
     for one in problems[:most]:
         since = f" (since {local(one['since'], now)})" if one["since"] else ""
         lines += _block(f"  {paint('!', 'bad')} ", 4, safe(one["what"], 400 if most > 1 else 200) + since)
@@ -166,7 +169,8 @@ def _mps(body: Json, now: datetime) -> tuple[str, str]:
 
 def _drain(one: Json, now: datetime) -> str:
     until = "MPS has been started again" if one.get("restart") else "mpsagent-cli resume"
-    text = f"since {local(one['since'], now)}, until {until}: no new client is let in"
+    by = "" if one["by"] is None else f", by {user({'uid': one['by'], 'user': one['by_user']})}"
+    text = f"since {local(one['since'], now)}{by}, until {until}: no new client is let in"
     to_come = one["deadline"] and datetime.fromisoformat(one["deadline"]) > now
     return f"{text}; clients still at work at {local(one['deadline'], now)} are ended" if to_come else text
 

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from mpsagent.cli import client
 
-FINE, UNHEALTHY, USAGE, UNREACHABLE = 0, 1, 2, 3
+FINE, UNHEALTHY, USAGE, UNREACHABLE, DRAINING = 0, 1, 2, 3, 4
 PROBE = 1.0
 """Seconds that a probe waits for the agent: with its own start, on a busy machine too, it takes less than two."""
 Json = dict[str, Any]
@@ -66,12 +66,15 @@ def probe(path: str, as_json: bool) -> int:
     """Say whether all is well, or that there is no answer; the exit status."""
     import json
 
-    problems, status = ["mpsagent does not answer"], UNREACHABLE
+    problems, status, drains = ["mpsagent does not answer"], UNREACHABLE, list[Json]()
     try:
         code, raw = client.request(path, "/healthz", PROBE)
         body = json.loads(raw)
         if code in (200, 503) and isinstance(body.get("problems"), list):
             problems, status = [str(one) for one in body["problems"]], FINE if body["ok"] else UNHEALTHY
+            drains = list(body.get("drains", ()))
+            if status == FINE and drains:
+                status = DRAINING
         elif "detail" in body:
             problems = [str(body["detail"])]
     except client.Unreachable as gone:
@@ -79,11 +82,12 @@ def probe(path: str, as_json: bool) -> int:
     except (ValueError, AttributeError, KeyError, TypeError):
         pass
     if as_json:
-        print(json.dumps({"ok": status == FINE, "problems": problems}))
+        print(json.dumps({"ok": status == FINE, "problems": problems, "drains": drains}))
     else:
-        from mpsagent.cli.wording import safe
+        from mpsagent.cli.wording import draining, safe
 
-        print("\n".join(safe(one, 400) for one in problems) or "healthy")
+        lines = [*problems, *(draining(one, now()) for one in drains)]
+        print("\n".join(safe(one, 400) for one in lines) or "healthy")
     return status
 
 
@@ -96,7 +100,12 @@ def act(path: str, order: str, body: Any, as_json: bool) -> None:
     else:
         for line in order_text.answered(answer, now()):
             say(line)
-    if answer.get("ok") is False:
+    if "unsaved" in answer:
+        from mpsagent.cli.wording import safe
+
+        why = safe(answer["unsaved"], 400)
+        say(f"mpsagent-cli: This is in force, but it is not on disk and ends with the agent: {why}", err=True)
+    if answer.get("ok") is False or "unsaved" in answer:
         sys.exit(UNHEALTHY)
 
 

@@ -24,7 +24,7 @@ def probe(path: str, as_json: bool) -> None:
     """Whether all is well, within 2 seconds.
 
     Also when mpsagent hangs: for health checks, prologs and readiness.
-    Exit status: 0 healthy, 1 something needs a person, 3 mpsagent does not answer.
+    Exit status: 0 healthy, 1 something needs attention, 3 mpsagent does not answer, 4 healthy and draining.
     """
     sys.exit(ask.probe(path, as_json))
 

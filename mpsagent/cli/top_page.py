@@ -156,7 +156,8 @@ def page(
 
 def _head(status: Json, clients: list[Json], now: datetime) -> list[Line]:
     agent, problems, waiting = status["agent"], status["health"]["problems"], status["waiting"]
-    healthy = "healthy" if status["health"]["ok"] else f"{many(len(problems), 'problem')}: {safe(problems[0]['what'])}"
+    calm = "draining" if status["drain"]["draining"] and not status["drain"]["restart"] else "healthy"
+    healthy = calm if status["health"]["ok"] else f"{many(len(problems), 'problem')}: {safe(problems[0]['what'])}"
     known = [one["memory"] for one in clients if one["memory"] is not None]
     total = sum(one["memory"] for one in status["devices"])
     used = f"{size(sum(known)) if known else '-'} of {size(total) if total else '-'}"

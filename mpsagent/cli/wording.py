@@ -62,6 +62,14 @@ def local(text: object, now: datetime) -> str:
     return at.strftime("%H:%M:%S" if at.date() == now.date() else "%Y-%m-%d %H:%M:%S")
 
 
+def draining(one: Json, now: datetime) -> str:
+    """Return since when an instance is drained, by whom, and what ends that."""
+    who = "" if one.get("by") is None else f", by {user({'uid': one['by'], 'user': one.get('by_user')})}"
+    where = "" if one.get("instance", "default") == "default" else f"{safe(one['instance'], 60)}: "
+    since = local(one["since"], now)
+    return f"{where}draining since {since}{who}: no new program is admitted until mpsagent-cli resume"
+
+
 def in_use(body: Json, now: datetime) -> tuple[str, str]:
     turn, holder = body["turn"], body["holder"]
     if turn is None:

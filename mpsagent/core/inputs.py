@@ -234,12 +234,13 @@ class EndOrdered(NamedTuple):
 
 class DrainOrdered(NamedTuple):
     """``until`` None: running work may take as long as it wants. ``since`` is earlier than ``at`` when an earlier agent
-    was told. ``restart``: until the control daemon has ended, and no longer."""
+    was told. ``restart``: until the control daemon has ended, and no longer. ``by``: the uid that ordered it."""
 
     at: float
     since: float
     until: float | None
     restart: bool = False
+    by: int | None = None
 
 
 class DrainResumed(NamedTuple):

@@ -245,11 +245,12 @@ class Gate:
 @dataclass(frozen=True, slots=True)
 class Drain:
     """Maintenance: nothing new is admitted. ``until`` None: running work may take as long as it wants. ``restart``: it
-    ends with the control daemon, and the next one is started."""
+    ends with the control daemon, and the next one is started. ``by``: the uid that ordered it; None: not known."""
 
     since: float
     until: float | None
     restart: bool = False
+    by: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def _drain(state: State, event: inp.DrainOrdered, out: Out) -> State:
     for key, lane in state.lanes.items():
         if not event.restart or (lane.control is not None and lane.control.proven):
             since = event.since if lane.drain is None else lane.drain.since
-            lanes[key] = replace(lane, drain=Drain(since, event.until, event.restart))
+            lanes[key] = replace(lane, drain=Drain(since, event.until, event.restart, event.by))
     return replace(state, lanes=lanes)
 
 

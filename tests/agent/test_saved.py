@@ -77,6 +77,8 @@ def test_a_drain_goes_on() -> None:
     (order,) = saved.drain({"drain": {"since": 10.0, "until": 70.0}}, NOW)
     assert order == inp.DrainOrdered(NOW, 10.0, 70.0)
     assert saved.drain({"drain": {"since": 10, "until": None}}, NOW) == [inp.DrainOrdered(NOW, 10.0, None)]
+    (by_root,) = saved.drain({"drain": {"since": 10, "until": None, "by": 0}}, NOW)
+    assert by_root == inp.DrainOrdered(NOW, 10.0, None, by=0)
     assert saved.drain({}, NOW) == []
 
 

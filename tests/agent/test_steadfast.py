@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import shutil
@@ -33,6 +34,7 @@ from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Device
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
+from mpsagent.system import store
 from mpsagent.system.control import Problem, ProblemKind
 from mpsagent.system.lock import AlreadyLocked
 from mpsagent.system.names import Names
@@ -524,3 +526,26 @@ def test_the_gpus_are_asked_for_again_at_each_start_of_a_control_daemon(tmp_path
         assert len(agent.devices) == 1, "none at all is no answer"
 
     play(tmp_path, scenario, instance='sharing = "turns"\nserver = "own"\n')
+
+
+def test_an_order_that_cannot_be_saved_says_so(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk a drain and a lease were answered like a success, and ended with the agent."""
+
+    def full(_: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def scenario(agent: Agent) -> None:
+        acting = node_of(agent).acting
+        monkeypatch.setattr(store, "_whole", full)
+        for answer in (
+            await acting.drain(None, 0),
+            await acting.give_lease({"uid": 20001, "threads": 30, "until": "1h"}, 0),
+        ):
+            assert "No space left on device" in answer["unsaved"]
+        monkeypatch.undo()
+
+    async def good(agent: Agent) -> None:
+        assert "unsaved" not in await node_of(agent).acting.drain(None, 0)
+
+    play(place, scenario)
+    play(place, good)

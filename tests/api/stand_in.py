@@ -261,6 +261,13 @@ class StandIn:
     def health(self) -> tuple[bool, list[str]]:
         return not self.conditions, [one.what for one in self.conditions]
 
+    def drains(self) -> list[Any]:
+        drain = self.state.drain
+        if drain is None or drain.restart:
+            return []
+        by = None if drain.by is None else self.state.identities[drain.by].name
+        return [{"instance": "default", "since": views.when(drain.since), "by": drain.by, "by_user": by}]
+
     async def terminate(self, pid: int, *, now: bool, dry_run: bool, by: int) -> Any:
         self.asked.append(("terminate", pid, now, dry_run, by))
         found = acting.ending(self.state, self.state.clients[pid], at_once=now, dry_run=dry_run)

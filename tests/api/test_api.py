@@ -96,9 +96,9 @@ def test_each_list_has_its_own_address(served: Served) -> None:
 
 def test_health_is_503_when_something_needs_a_person(served: Served) -> None:
     """For load balancers and scripts that read only the status."""
-    assert get(served, "/healthz") == (200, {"ok": True, "problems": []})
+    assert get(served, "/healthz") == (200, {"ok": True, "drains": [], "problems": []})
     served.backend.conditions = (Condition("the control daemon is silent", START, "look at it"),)
-    assert get(served, "/healthz") == (503, {"ok": False, "problems": ["the control daemon is silent"]})
+    assert get(served, "/healthz") == (503, {"ok": False, "drains": [], "problems": ["the control daemon is silent"]})
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -198,3 +199,13 @@ def test_a_span_without_a_unit_is_told_in_terms_of_the_command_line(served: Serv
     assert served.backend.asked == []
     done = run(served, "client", "terminate", "77")
     assert done.stderr.startswith("mpsagent-cli: process 77 is not a client of MPS\n")
+
+
+def test_an_order_that_is_not_on_disk_is_no_success(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def drain(*_: object) -> Any:
+        return {"draining": True, "deadline": None, "instances": ["default"], "unsaved": "No space left on device"}
+
+    monkeypatch.setattr(served.backend, "drain", drain)
+    done = run(served, "drain")
+    assert done.returncode == 1
+    assert "in force, but it is not on disk and ends with the agent: No space left on device" in done.stderr

@@ -137,7 +137,7 @@ def test_a_probe_says_whether_all_is_well(
     assert (done.returncode, done.stderr) == (status, "")
     assert done.stdout.startswith(first)
     body = json.loads(run(served, "probe", "--json").stdout)
-    assert body == {"ok": status == 0, "problems": [one.what for one in conditions]}
+    assert body == {"ok": status == 0, "problems": [one.what for one in conditions], "drains": []}
 
 
 @pytest.mark.parametrize("how", ["silent", "drips", "full"])
@@ -179,3 +179,25 @@ def test_a_probe_without_an_agent(tmp_path: Path) -> None:
     """Not healthy; programs get JSON here too."""
     done = run(None, "--socket", str(tmp_path / "none"), "probe", "--json")
     assert (done.returncode, json.loads(done.stdout)["ok"]) == (3, False)
+
+
+def test_a_drain_is_the_first_word_of_status_and_probe_has_an_exit_status_for_it(served: Served) -> None:
+    """It was "healthy" everywhere, with status 0, while no user got the GPU, and it survives a reboot."""
+    backend = served.backend
+    for restart, first in ((False, "draining"), (True, "healthy")):
+        backend.state = backend.state.changed(drain=Drain(START, None, restart, USER))
+        done = run(served, "status", TZ="UTC")
+        assert done.stdout.splitlines()[0].startswith(f"● mpsagent {__version__}: {first}, up")
+        assert "since 00:00:00, by alice, until" in " ".join(done.stdout.replace("2026-11-21 ", "").split())
+    backend.state = backend.state.changed(drain=Drain(START, None, by=USER))
+    done = run(served, "probe", TZ="UTC")
+    said = "draining since 2026-11-21 00:00:00, by alice: no new program is admitted until mpsagent-cli resume\n"
+    assert (done.returncode, done.stdout) == (4, said)
+    found = json.loads(run(served, "probe", "--json").stdout)
+    assert (found["ok"], found["drains"][0]["by"]) == (False, USER)
+    backend.conditions = (Condition("something is wrong", START),)
+    assert run(served, "probe").returncode == 1
+    assert ": 1 problem, draining, up" in run(served, "status").stdout
+    backend.conditions = ()
+    backend.state = backend.state.changed(drain=None)
+    assert run(served, "probe").stdout == "healthy\n"
