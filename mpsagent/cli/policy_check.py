@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -37,6 +39,7 @@ def check(files: tuple[Path, ...], as_json: bool, strict: bool = False, devices:
     else:
         with _rights_of_the_agent():
             texts, errors = read_policy(DIRECTORY / "policy.toml", own=0)
+        errors += _hidden([Path(name) for name, _ in texts])
         notes = []
     policy, mistakes = load(texts, syntax_error)
     errors += mistakes
@@ -76,6 +79,18 @@ def check(files: tuple[Path, ...], as_json: bool, strict: bool = False, devices:
         read = ", ".join(wording.safe(name) for name, _ in texts)
         say(f"good{', with ' + counts[0] if counts else ''}: {read}")
     return 0 if good else 2
+
+
+def _hidden(files: Sequence[Path]) -> list[PolicyError]:
+    """Return the mistakes of links into directories that the agent's unit hides from it, and not from this program."""
+    from mpsagent.system.policy_files import linked
+
+    found = [one for one in map(linked, files) if one is not None]
+    if not found or shutil.which("systemctl") is None:
+        return []
+    words = ["systemctl", "show", "--property=ProtectHome,LoadState", "mpsagent.service"]
+    shown = subprocess.run(words, capture_output=True, text=True, timeout=GPU_DEADLINE, check=False).stdout.split()
+    return found if "ProtectHome=yes" in shown and "LoadState=loaded" in shown else []
 
 
 @contextmanager

@@ -17,6 +17,8 @@ from mpsagent.policy.origins import PolicyError, printable
 LARGEST = 1 << 20
 """Bytes read of one file; ``load`` refuses less than that with a better message."""
 MOST_FILES = 256
+HIDDEN = ("/root", "/home", "/run/user")
+"""Directories that ProtectHome= hides."""
 
 Texts = list[tuple[str, str]]
 
@@ -35,6 +37,20 @@ def read_policy(policy: Path, own: int | None = None) -> tuple[Texts, list[Polic
     for path in _parts(policy.with_suffix(".d"), errors, own):
         read_file(path, texts, errors, errors, own)
     return texts, errors
+
+
+def linked(path: Path) -> PolicyError | None:
+    """Return the mistake of a link that leads to a place that the agent's unit hides from it; None: it does not."""
+    try:
+        target = path.parent / path.readlink()
+    except OSError:
+        return None
+    if not any(target.is_relative_to(one) for one in HIDDEN):
+        return None
+    problem = f"is a link to {_name(target)}, where the agent cannot read: its unit has ProtectHome=yes"
+    return mistake(
+        path, problem, "copy the file here, or link to one in a directory like /srv that every user may enter"
+    )
 
 
 def mistake(path: Path, problem: str, hint: str) -> PolicyError:
@@ -118,7 +134,7 @@ def read_file(
         return
     except PermissionError as error:
         hint = "chown it to root, chmod 0644: the agent has no right to read what its owner alone may"
-        errors.append(mistake(path, f"cannot be read: {_reason(error)}", hint))
+        errors.append(linked(path) or mistake(path, f"cannot be read: {_reason(error)}", hint))
         return
     except OSError as error:
         errors.append(mistake(path, f"cannot be read: {_reason(error)}", "see that it exists"))

@@ -64,6 +64,10 @@ def test_check_and_reload_judge_alike_and_a_policy_that_is_gone_opens_nothing(ru
         assert (done.returncode != 0, policy["digest"]) == (True, digest)
         assert words in policy["errors"][0], policy["errors"]
 
+    # As those do it who keep their files in a checkout of their own.
+    running.run("sh", "-c", f"cp {main} /root/site.toml && mv {main} {main}.kept && ln -s /root/site.toml {main}")
+    refused("is a link to /root/site.toml, where the agent cannot read: its unit has ProtectHome=yes")
+    running.run("mv", f"{main}.kept", main)
     running.write(part, "[limits]\nthreads = 100\n", 0o666)
     refused("may be written by everybody")
     running.run("chmod", "644", part)
