@@ -834,14 +834,14 @@ def arrivals(chance: random.Random, seed: int) -> Habit:
 
 
 def crossing(chance: random.Random, seed: int) -> Habit:
-    """Processes that leave their server and come again, one of each user at a time, after the gate has died."""
-    users = chance.sample(sorted(LIMITS), chance.randint(1, 2))
+    """Processes that leave their server and come again, one of each user at a time, while the gate dies."""
+    users = chance.sample(sorted(LIMITS), chance.randint(2, 3))
     comings = [Comes(2 + chance.uniform(0, 4), uid, 5.0, kind="returning") for uid in users for _ in range(2)]
     comings += [Comes(2 + chance.uniform(0, 12), uid, chance.uniform(0.2, 2), kind="worker") for uid in users
-                for _ in range(4)]  # fmt: skip
-    faults = [Fault(chance.uniform(3, 10), "gate") for _ in range(chance.randint(1, 2))]
-    return _day(chance, seed, "crossing", "together", comings, faults, general="max_clients = 1", clients=1, calm=3.0,
-                until=300.0, preempt=chance.choice((0.02, 0.1)))  # fmt: skip
+                for _ in range(2)]  # fmt: skip
+    faults = [Fault(chance.uniform(3, 14), "gate") for _ in range(chance.randint(2, 6))]
+    return _day(chance, seed, "crossing", "together", comings, faults, general="max_clients = 1", clients=1,
+                calm=-1.0, late=0.0, until=300.0, preempt=chance.choice((0.02, 0.1)))  # fmt: skip
 
 
 DAYS = {"kept": kept, "trial": trial, "shares": shares, "removed": removed, "endings": endings, "warned": warned,
