@@ -791,6 +791,7 @@ def endings(chance: random.Random, seed: int) -> Habit:
         ("worker", "worker", "worker", "clinging"))) for _ in range(chance.randint(3, 8))]  # fmt: skip
     runtime = tuple((uid, chance.choice((6.0, 12.0))) for uid in users[: chance.choice((1, 2))])
     faults = _deaths(chance, chance.choice((0, 1, 2)), ("agent", "agent", "gate", "client"))
+    faults += [Fault(chance.uniform(6, 30), "agent", "terminate", chance.randint(0, 1))] * chance.randint(0, 1)
     return _day(chance, seed, "endings", chance.choice(("together", "together", "apart")), comings, faults,
                 runtime=runtime, hook=chance.random() < 0.7)  # fmt: skip
 
@@ -844,8 +845,21 @@ def crossing(chance: random.Random, seed: int) -> Habit:
                 calm=-1.0, late=0.0, until=300.0, preempt=chance.choice((0.02, 0.1)))  # fmt: skip
 
 
+def mixed(chance: random.Random, seed: int) -> Habit:
+    """Two of these on one day."""
+    one, other = (day(chance, seed) for day in chance.sample((kept, shares, removed, endings, warned, arrivals), 2))
+    if other.grace:
+        one, other = other, one
+    return replace(
+        one, name="mixed", comings=(*one.comings, *other.comings), hook=one.hook or other.hook,
+        faults=tuple(sorted((*one.faults, *other.faults), key=lambda fault: fault.at)),
+        runtime=one.runtime or other.runtime, cgroups=one.cgroups or other.cgroups,
+        arrivals=one.arrivals or other.arrivals,
+    )  # fmt: skip
+
+
 DAYS = {"kept": kept, "trial": trial, "shares": shares, "removed": removed, "endings": endings, "warned": warned,
-        "launchers": launchers, "arrivals": arrivals, "crossing": crossing}  # fmt: skip
+        "launchers": launchers, "arrivals": arrivals, "crossing": crossing, "mixed": mixed}  # fmt: skip
 
 
 def draw(seed: int, days: tuple[str, ...] = tuple(DAYS)) -> Habit:
