@@ -149,7 +149,7 @@ class Executor:
         control = self._state().control
         # Its process lives, and its socket has gone from the hidden directory: no client and no front-end can reach it.
         lost = reply.status is Status.NO_DAEMON and control is not None and control.quitting is None
-        if (lost or reply.status is Status.SILENT) and not may_block:
+        if lost or (reply.status is Status.SILENT and not may_block):
             # on a busy machine the question itself may be late, and others be answered meanwhile
             self._silence(max(asked, self._heard), True)
         elif reply.status in (Status.ANSWERED, Status.BUSY, Status.NO_DAEMON):

@@ -59,11 +59,12 @@ def outside(
     listed: Iterable[Sighting], ours: Collection[str], inside: Mapping[int, int | None]
 ) -> tuple[Sighting, ...]:
     """Those on our devices who are not ``inside``: by pid, with the start time where that is known. A process that
-    draws on the screen is left out."""
+    draws on the screen is left out, and so is a client of MPS without memory: NVML lists it on every GPU until it has a
+    context on one."""
     found: dict[int, Sighting] = {}
     for one in listed:
         passed = one.pid in inside and inside[one.pid] in (None, one.start)
-        if one.device in ours and not passed and not one.display:
+        if one.device in ours and not passed and not one.display and not (one.mps and one.memory == 0):
             found.setdefault(one.pid, one)
     return tuple(found.values())
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
+
 from tests.agent.stage import A, Agent, B, Stage, alive
 
 POLICY = f'[limits]\nthreads = 10\nmemory = "2G"\n[user.{A}]\nthreads = 40\n[user.{B}]\nthreads = 20\n'
@@ -108,3 +110,19 @@ def test_a_control_daemon_whose_sockets_have_gone_is_replaced_and_who_waits_is_s
     assert [one["action"] for one in stage.records("action.done") if one["action"].startswith("Kill")] == [
         "KillControl"
     ]
+
+
+@pytest.mark.parametrize("before", ["own", "shared"])
+def test_a_control_daemon_that_cannot_be_reached_is_replaced_also_where_another_form_of_server_is_wanted(
+    stage: Stage, before: str
+) -> None:
+    """Each `quit` that found no control daemon began the time of its silence anew, every 5 s: it was never over."""
+    after = "shared" if before == "own" else "own"
+    stage.with_agent(f"{POLICY}[hang]\ncontrol = '6s'\n", extra=f'sharing = "turns"\nserver = "{before}"')
+    for path in stage.hidden().iterdir():
+        if path.is_socket():
+            path.unlink()
+    stage.policy(f"{POLICY}[hang]\ncontrol = '6s'\n", extra=f'sharing = "turns"\nserver = "{after}"')
+    assert stage.agents[-1].api.order("reload")[0] == 200
+    client = stage.client(A, "query")
+    assert client.ended() == 0

@@ -94,3 +94,11 @@ def test_who_is_never_ended(seen: Sighting, policy: Policy, who: Identity | None
 def test_others_are_ended_though_somebody_is_exempt() -> None:
     policy = Policy(bypass="terminate", bypass_exempt=("dcgm",))
     assert ended(FOUND, policy, Identity(1001, "bob"), 0.0)[0] is not None
+
+
+def test_a_client_of_mps_without_memory_is_not_outside_yet() -> None:
+    """Between cuInit and its context NVML lists a client of any control daemon on every GPU, with memory 0: clients of
+    another GPU's daemon were reported as outside MPS, and `status` ended with 1 for seconds in a rush of them."""
+    for memory, mps, found in ((0, True, False), (1, True, True), (None, True, True), (0, False, True)):
+        one = Sighting(5, 50, 1001, "GPU-0", memory, mps=mps)
+        assert bool(outside([one], ["GPU-0"], {})) is found
