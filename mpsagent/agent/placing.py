@@ -14,6 +14,7 @@ from mpsagent.core import inputs as inp
 from mpsagent.core import placement
 from mpsagent.core.model import Key
 from mpsagent.core.placement import Place
+from mpsagent.policy import apart
 from mpsagent.policy.identity import Identity
 from mpsagent.system.gate_link import GateLink
 from mpsagent.system.processes import Process as Pidfd
@@ -47,6 +48,8 @@ class Placing:
         self.gate: int | None = None
         """The pid of the gate that is connected."""
         self._unplaced: dict[int, tuple[link.Knock, Pidfd | None]] = {}
+        self._gone: dict[tuple[int, int], str] = {}
+        """Instances that the policy has no more, by pid and start time of the processes that work there."""
 
     def close(self) -> None:
         self.link.close()
@@ -113,6 +116,7 @@ class Placing:
             case link.Hello() | link.Synced():
                 if isinstance(message, link.Hello):
                     self.gate = message.gate
+                    self._gone.clear()
                 else:
                     self._say_synced()
                 for agent in self._agents:
@@ -140,6 +144,8 @@ class Placing:
     def _told(self, message: link.FromGate, process: Pidfd | None) -> None:
         place = self.find(getattr(message, "instance", ""))
         if place is None:  # it is not there any more
+            if isinstance(message, link.Known) and (section := self._left_behind(message.instance)) is not None:
+                self._gone[message.pid, message.start] = section
             if process is not None:
                 process.close()
             return
@@ -147,6 +153,11 @@ class Placing:
         if isinstance(message, link.Handing | link.Passed):
             self._moved(message.connection, found)
         found.gate.receive(message, process, lane)
+
+    def _left_behind(self, name: str) -> str | None:
+        """Return the instance of a process that works there, if the policy does not have that instance any more."""
+        section, _ = apart.split(name) or (name, None)
+        return None if self._section(section) is not None else section
 
     def _moved(self, connection: int, to: Agent) -> None:
         """The gate hands a connection over elsewhere than it was thought to wait, or before its user was known by name:
@@ -170,6 +181,9 @@ class Placing:
     # --- who goes where -----------------------------------------------------------------------------------------------
 
     def _knocked(self, knock: link.Knock, process: Pidfd | None) -> None:
+        if (gone := self._gone.get((knock.pid, knock.start))) is not None:
+            self._refuse(knock, process, GONE.format(gone))
+            return
         if self._own():
             self._asked(knock, process)
             return

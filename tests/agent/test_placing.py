@@ -64,3 +64,27 @@ def test_a_gpu_that_is_lost_draws_nobody(tmp_path: Path) -> None:
     more = f'devices = ["GPU-0"]\n[instance.y]\ndevices = ["GPU-1"]\npipe_directory = "{tmp_path}/p"\n'
     more += f'log_directory = "{tmp_path}/logy"\ncontrol_program = "/nonexistent/control"\n'
     play(tmp_path, scenario, text='[agent]\nplacement = "least-loaded"\n', instance=more, devices=devices)
+
+
+@pytest.mark.parametrize("users_own", [False, True], ids=["one daemon", "apart"])
+def test_a_known_process_of_an_instance_that_is_gone_is_told_so(tmp_path: Path, users_own: bool) -> None:
+    """It waited for ever: at the gate where its client is, with a closed table, while the agent believed that it waits
+    at another instance. One whose instance is kept, or is made again, is not refused."""
+    start = 5
+
+    async def scenario(first: Agent) -> None:
+        placing, sent = node_of(first).placing, list[object]()
+        placing.link.send = sent.append  # type: ignore[method-assign, assignment]
+        placing._receive(link.Hello(60, 1.0), None)
+        names = ("old", "y") if not users_own else (f"old-u{USER}", f"y-u{USER}")
+        for number, name in enumerate(names):
+            known = link.Known(100 + number, USER, USER, start, 1.0, Limits(), None, 2, name)
+            placing._receive(known, None)
+            placing._receive(link.Knock(number, 100 + number, USER, USER, start, 1.0, instance=name), None)
+        placing._receive(link.Knock(7, 107, USER, USER, start, 1.0, instance=names[0]), None)
+        refused = [one for one in sent if isinstance(one, link.Refuse)]
+        assert [one.connection for one in refused] == [0]
+        assert "has worked at instance old, which the policy does not have any more" in refused[0].why
+
+    more = f'devices = []\n[instance.y]\npipe_directory = "{tmp_path}/p"\nlog_directory = "{tmp_path}/logy"\n'
+    play(tmp_path, scenario, instance=f'{more}control_program = "/nonexistent/control"\n')
