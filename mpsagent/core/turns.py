@@ -9,7 +9,7 @@ phase      what it is                                       what ends it
 =========  ===============================================  ============================================================
 idle       nothing at work, and no other user wants it      its user comes: open; another one first: shut
 open       its user works, or is on the way                 another one waits: contested; none is at work: idle;
-                                                            10 s in vain while another one waits: shut
+                                                            10 s in vain while another one or form waits: shut
 contested  another user waits                               switch.after: warned; if it can pause, switch.slice: pausing
 warned     its end is announced                             switch.grace: ending, or late
 late       over, but it goes on ("none", enforce = false)   a policy that ends it: ending
@@ -211,7 +211,7 @@ def _between(m: Moment) -> float | None:
         tried = None
     elif mine and tried is None and view.let_in(turn.uid):
         tried = m.now
-    if tried is not None and view.others():
+    if tried is not None:
         until = min(until, tried + TAKE_UP)
     goes_on = mine and m.now < until
     m.to(("open" if turn.phase == "idle" else turn.phase) if goes_on else "shut", tried=tried)

@@ -21,6 +21,8 @@ from pathlib import Path
 from mpsagent.wire.descriptors import SCM_CREDENTIALS, SO_PASSCRED, descriptors_in
 
 MOST_KEPT = 40_000
+OF_PROCESSES = "k", "o", "u", "l"
+"""With these letters the names of processes begin, see :class:`mpsagent.gate.store.KnownName`."""
 BACKLOG = 4096
 FIRST_DESCRIPTOR = 3
 FIRST_PAUSE = 0.02
@@ -119,7 +121,7 @@ class Kept:
         poll = select.poll()
         for name, descriptor in self._descriptors.items():
             # what a client sent before it hung up may say that it has its descriptor: the gate looks at those itself
-            if name.startswith("k"):
+            if name.startswith(OF_PROCESSES):
                 poll.register(descriptor, select.POLLIN)
         gone = {descriptor for descriptor, _ in poll.poll(0)}
         for name, descriptor in self.items():

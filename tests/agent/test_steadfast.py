@@ -549,3 +549,24 @@ def test_an_order_that_cannot_be_saved_says_so(place: Path, monkeypatch: pytest.
 
     play(place, scenario)
     play(place, good)
+
+
+def test_a_client_whose_process_ends_while_the_gate_tells_all_is_not_kept_for_ever(place: Path) -> None:
+    """Its pidfd says so between the gate's word about it and the end of all that the gate tells."""
+
+    async def scenario(agent: Agent) -> None:
+        from mpsagent.mps.limits import Limits
+
+        with subprocess.Popen(["sleep", "60"]) as child:
+            start = start_time(child.pid)
+            assert start is not None
+            agent.gate.receive(link.Hello(7, 1.0), None)
+            agent.gate.receive(link.Known(child.pid, 1002, 1002, start, agent.clock.now(), Limits(20.0)), None)
+            assert agent.clients.get(child.pid, start) is not None
+            child.kill()
+            await until(lambda: agent.clients.get(child.pid, start) is None)
+            agent.gate.receive(link.Synced(), None)
+            agent.gate.decide()
+            assert not agent.state.clients
+
+    play(place, scenario)

@@ -7,6 +7,7 @@ import pytest
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
+from mpsagent.core.quitting import LOST
 from mpsagent.core.sentences import sentence
 from mpsagent.core.waiting import waiting
 from tests.core.harness import ALICE, BOB, CAROL, POLICY, TOGETHER, Stage
@@ -324,3 +325,25 @@ def test_an_idle_user_is_ended_only_when_another_user_needs_its_place(places: in
     stage.run(10)
     assert (alice.pid not in stage.procs) is ended
     assert stage.working(bob)
+
+
+def test_a_quit_that_was_not_heard_of_again_is_sent_again() -> None:
+    """Its front-end was lost. Everybody would be held for a control daemon that is not ending."""
+    stage = Stage(f'{POLICY}[instance.gpu]\nsharing = "turns"\nserver = "own"\n').up()
+    carry_out, lost = stage._do, list[act.QuitControl]()
+
+    def loses(action: act.Action) -> None:
+        if isinstance(action, act.QuitControl) and not lost:
+            lost.append(action)
+        else:
+            carry_out(action)
+
+    stage._do = loses  # type: ignore[method-assign]
+    stage.feed(inp.DrainOrdered(stage.now, stage.now, None))
+    stage.run(LOST + 5)
+    assert len(quits(stage)) == 2
+    assert not stage.mps.control
+    stage.feed(inp.DrainResumed(stage.now))
+    alice = stage.client(ALICE)
+    stage.run(5)
+    assert stage.working(alice)

@@ -499,3 +499,50 @@ def test_memory_beside_a_paused_user_is_that_of_the_processes_that_can_come_in()
         stage.client(BOB)
     stage.run(1)
     assert frozen(stage) == {ALICE}
+
+
+def test_the_end_of_a_turn_that_would_be_a_pause_is_put_off_in_a_fault() -> None:
+    """No process can be paused then. The user is not warned, and not ended, for what the fault alone prevents."""
+    text = PAUSE.replace('slice = "20s"', 'slice = "5s"').replace('after = "1m"', 'after = "6s"')
+    stage = started(text.replace('grace = "5s"', 'grace = "2s"'))
+    alice = stage.client(ALICE)
+    stage.run(2)
+    stage.client(BOB)
+    stage.run(1)
+    stage.mps.fault(next(iter(stage.mps.servers.values())))
+    stage.run(13)
+    assert alice.pid in stage.procs
+    assert not stage.reports("turn.warning")
+    assert not stage.reports("turn.ending")
+
+
+def test_who_worked_beside_the_holder_and_is_paused_has_its_old_place_in_the_queue() -> None:
+    """In a drain all who are paused go on. After it alice, whose last turn was later than carol's, is behind carol."""
+    stage = started()
+    for uid in (ALICE, BOB, CAROL):
+        stage.client(uid)
+        stage.run(1)
+    stage.run(82)  # slices of 20 s: alice, bob, carol, alice, and now bob
+    assert stage.at_work() == {BOB}
+    stage.overlaps = True
+    stage.feed(inp.DrainOrdered(stage.now, stage.now, None))
+    stage.run(3)
+    assert stage.at_work() == {ALICE, BOB, CAROL}
+    stage.feed(inp.DrainResumed(stage.now))
+    stage.run(1)
+    assert stage.core is not None
+    assert stage.core.view().waiting() == (CAROL, ALICE)
+
+
+def test_a_paused_user_is_not_ended_as_idle_for_a_third_one() -> None:
+    """Its processes cannot work, and hold nothing that another user waits for."""
+    stage = started(PAUSE + '[user.alice]\nidle_timeout = "10s"\n')
+    alice = stage.client(ALICE)
+    stage.run(25)
+    stage.client(BOB)
+    stage.client(CAROL)
+    stage.run(1)
+    stage.cpu_idle = {alice.pid: stage.now - 60}
+    stage.run(10)
+    assert frozen(stage) == {ALICE}
+    assert not stage.actions(act.TerminateClient, act.SignalClient)

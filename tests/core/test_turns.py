@@ -8,6 +8,7 @@ import pytest
 
 from mpsagent.core import actions as act
 from mpsagent.core import transitions as tr
+from mpsagent.core.turns import TAKE_UP
 from tests.core import toy
 from tests.core.harness import ALICE, BOB, CAROL, DAVE, PATIENT, POLICY, Stage, all_of
 
@@ -161,3 +162,24 @@ def test_turns_do_not_overlap_in_the_record() -> None:
     for before, after in pairwise(kinds):
         assert type(before) is not type(after)
         assert before.at <= after.at
+
+
+def test_a_user_who_is_alone_is_not_shut_out_for_hand_overs_in_vain() -> None:
+    """Nobody waits for the place: it is tried for as long as that user wants."""
+    stage = Stage(PATIENT).up()
+    stage.client(ALICE, dead=True)  # the toy's daemon closes on it, again and again
+    stage.run(4 * TAKE_UP)
+    assert stage.turns() == [ALICE]
+    assert stage.happened(tr.TurnEnded) == []
+    assert set(stage.gate.table.users) == {ALICE}
+
+
+def test_another_form_of_server_takes_hold_also_where_the_only_user_is_never_served() -> None:
+    """The turn of that user never ended, and with it no client was there for the old form to be kept for."""
+    stage = Stage(f'{PATIENT}[instance.gpu]\nsharing = "turns"\nserver = "own"\n').up()
+    stage.client(ALICE, dead=True)
+    stage.run(5)
+    stage.reload(f'{PATIENT}[instance.gpu]\nsharing = "turns"\nserver = "shared"\n')
+    stage.run(2 * TAKE_UP)
+    assert stage.mps.shared
+    assert set(stage.gate.table.users) == {ALICE}

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from mpsagent.gate import handovers
 from mpsagent.gate.handover import (
     Abandon,
     Acknowledge,
@@ -24,6 +29,8 @@ from mpsagent.gate.handover import (
     Stage,
     Withdrawn,
 )
+from mpsagent.gate.handshake import Mark
+from mpsagent.gate.store import DaemonName
 from mpsagent.mps.limits import Limits
 
 WANTED, SAFE = Limits(60), Limits(10)
@@ -328,3 +335,47 @@ def test_afterwards_it_goes_on(stage: Stage) -> None:
     machine = until(stage)
     assert machine.withdraw() == []
     assert machine.stage is stage
+
+
+def test_of_hand_overs_that_an_earlier_gate_had_begun_who_has_a_descriptor_goes_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """MPS waits for those, and answers no one meanwhile."""
+    marks = {1: Mark.HELD, 2: Mark.PASSED, 3: Mark.PASSING, 4: Mark.PASSED}
+    held = {number: SimpleNamespace(number=number, mark=mark, attempt=0) for number, mark in marks.items()}
+    announced = lambda loop, store, sock, name: SimpleNamespace(  # noqa: E731
+        told=handovers.Told.ALL, name=name, make_sure=lambda: None
+    )
+    monkeypatch.setattr(handovers, "Announcement", announced)
+    one: Any = SimpleNamespace(
+        lane=SimpleNamespace(loop=SimpleNamespace(time=lambda: 0.0)), store=None, orphans=None, name="gpu",
+        _holding=held, _queue=SimpleNamespace(take=lambda *_: None), _cut=deque(), _go_on=lambda: None,
+    )  # fmt: skip
+    daemons: Any = [(DaemonName(number, 1, 1001, 100, False), None) for number in marks]
+    handovers.Instance.resume(one, daemons, {})
+    assert [connection.number for connection, _ in one._cut] == [2, 4, 3, 1]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_client_that_is_being_killed_is_not_one_that_lives(ends: bool) -> None:
+    """It hangs up a moment before its process has ended. A user whose clients live though they failed owes double."""
+    alive, later, told = [True], list[tuple[float, Any]](), list[bool]()
+    connection: Any = SimpleNamespace(number=1)
+    one: Any = SimpleNamespace(
+        _processes=SimpleNamespace(lives=lambda _: alive[0]), current=None, _queue=SimpleNamespace(free=lambda _: None),
+        lane=SimpleNamespace(loop=SimpleNamespace(
+            call_later=lambda seconds, what: later.append((seconds, what)), call_soon=lambda _: None,
+        ), pump=None), _normal=False, _applied=lambda: None, _go_on=lambda: None,
+        _failed=lambda handing, outcome, lives: told.append(lives),
+    )  # fmt: skip
+    one.over = partial(handovers.Instance.over, one)
+    handing: Any = SimpleNamespace(
+        connection=connection, machine=SimpleNamespace(plan=SimpleNamespace(set_limits=False, priority=False))
+    )
+    one.over(handing, Failed(Stage.ACKNOWLEDGEMENT, "it has left", lost=True))
+    assert told == []
+    ((seconds, again),) = later
+    assert seconds == handovers.DYING
+    alive[0] = not ends
+    again()
+    assert told == [not ends]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from mpsagent.gate import keeper
 from mpsagent.wire.link import Knock, Synced, User
 from tests.gate.rig import ROOT, A, B, Rig, admissions, limits
 from tests.waiting import until
@@ -162,3 +163,35 @@ def test_an_error_of_the_gates_own_ends_it_once_it_has_settled() -> None:
         )
         assert done.returncode == status
         assert "ZeroDivisionError" in done.stderr
+
+
+@pytest.mark.parametrize("letter", ["k", "o", "u", "l"])
+def test_processes_that_have_ended_are_dropped_before_a_start(letter: str) -> None:
+    """What is kept is bounded, and clients that wait are to have room."""
+    kept = keeper.Kept()
+    with subprocess.Popen(["sleep", "60"]) as gone, subprocess.Popen(["sleep", "60"]) as there:
+        for name, child in (("gone", gone), ("there", there)):
+            kept.hear(f"FDSTORE=1\nFDNAME={letter}{name}".encode(), [os.pidfd_open(child.pid)])
+        gone.kill()
+        gone.wait()
+        kept.forget_the_dead()
+        assert [name for name, _ in kept.items()] == [f"{letter}there"]
+        there.kill()
+    kept.drop(f"{letter}there")
+
+
+def test_the_next_gate_is_not_given_processes_that_have_ended(rig: Rig) -> None:
+    rig.start(admissions(User(A, "all", limits(30))))
+    client, other = rig.client(A), rig.client(A)
+    client.served()
+    other.served()
+    before = rig.gate_pid()
+    os.kill(before, signal.SIGSTOP)
+    client.process.kill()
+    client.process.wait()
+    os.kill(before, signal.SIGKILL)
+    until(lambda: rig.gate_pid() not in (0, before))
+    until(lambda: b"LISTEN_FDNAMES" in Path(f"/proc/{rig.gate_pid()}/environ").read_bytes())
+    environment = Path(f"/proc/{rig.gate_pid()}/environ").read_bytes().split(b"\0")
+    (names,) = [one.partition(b"=")[2].split(b":") for one in environment if one.startswith(b"LISTEN_FDNAMES=")]
+    assert len([name for name in names if name.startswith(b"k")]) == 1
