@@ -21,7 +21,7 @@ from pathlib import Path
 from mpsagent.wire.descriptors import SCM_CREDENTIALS, SO_PASSCRED, descriptors_in
 
 MOST_KEPT = 40_000
-OF_PROCESSES = "k", "o", "u", "l"
+OF_PROCESSES = tuple("kobwul")
 """With these letters the names of processes begin, see :class:`mpsagent.gate.store.KnownName`."""
 BACKLOG = 4096
 FIRST_DESCRIPTOR = 3
