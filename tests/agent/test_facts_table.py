@@ -166,7 +166,7 @@ class Side:
             if so():
                 return
             await asyncio.sleep(0.02)
-        raise AssertionError(f"not within a minute: {self.core.state.clients} {self.core.view()}")
+        raise AssertionError(f"not within a minute; the clients are {list(self.core.state.clients)}")
 
     def client(self, pid: int) -> Client:
         return self.core.state.clients[pid]
