@@ -79,7 +79,7 @@ def events(
         follow(path, cursor, limit, shown)
         return
     body, _ = asked(path, target("/v1/events", {**only, "since": iso(since), "cursor": cursor, "limit": limit}))
-    for event in body["events"]:
+    for event in body["events"] if shown.as_json else in_order(body["events"]):
         shown.show(event)
     if followed:
         follow(path, body["cursor"], 1000, shown)
@@ -87,6 +87,11 @@ def events(
     shown.settle()
     if not body["events"] and some and not shown.as_json:
         click.echo("nothing on record")
+
+
+def in_order(found: list[Json]) -> list[Json]:
+    """Return these events in the order of time: a later agent writes down what happened before it started."""
+    return sorted(found, key=lambda one: str(one["at"]))
 
 
 def _latest(path: str, limit: int) -> tuple[list[Json], int]:
@@ -104,7 +109,7 @@ def _latest(path: str, limit: int) -> tuple[list[Json], int]:
             break
         older, _ = asked(path, f"/v1/events?cursor={first}&limit={last - first}")
         found = older["events"] + found
-    return _told(found)[-limit:], body["cursor"]
+    return in_order(_told(found)[-limit:]), body["cursor"]
 
 
 def _told(found: list[Json]) -> list[Json]:

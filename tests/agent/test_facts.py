@@ -82,3 +82,45 @@ def test_limits_that_no_process_remembers_are_unknown(stage: Stage) -> None:
     assert row(agent, client)["limits"] is None
     assert "unknown" in stage.cli(agent, "clients")[1]
     assert client.finish() == 0, client.text()
+
+
+NOBODY = 65534
+
+
+def test_users_have_their_names_after_a_restart(stage: Stage) -> None:
+    """In status, the lease list and sessions, though they have no client now."""
+    agent = stage.with_agent(POLICY, extra=TURNS)
+    for uid in (NOBODY, A):
+        assert stage.client(uid).ended() == 0
+        stage.record("turn.began", uid=uid)
+    words = ("--uid", "nobody", "--threads", "5", "--until", "1h")
+    assert stage.cli(agent, "lease", "add", *words)[0] == 0
+    stage.killed(agent)
+    agent = stage.again()
+    assert f"from nobody to user {A}" in stage.cli(agent, "status")[1]
+    assert "user nobody" in stage.cli(agent, "lease", "list")[1]
+    status, text = stage.cli(agent, "lease", "add", "--uid", "nosuch", "--threads", "5", "--until", "1h")
+    assert (status, "there is no user 'nosuch'" in text) == (2, True)
+
+
+def test_a_lease_lists_the_clients_that_came_with_it_in_every_lane(stage: Stage) -> None:
+    """With a control daemon for each user there were none, and a client from before the lease was listed."""
+    agent = stage.with_agent(POLICY, extra='sharing = "apart"\n')
+    before = stage.client(A, "sleep", 600)
+    before.known()
+    assert agent.api.order("lease", uid=A, threads=5, until="1h")[0] == 200
+    after = stage.client(A, "sleep", 600)
+    after.known()
+
+    def listed() -> list[int]:
+        (lease,) = agent.api.get("/v1/leases")["leases"]
+        found: list[int] = lease["clients"]
+        return found
+
+    assert listed() == [after.pid]
+    kept(stage, after)
+    stage.killed(agent)
+    agent = stage.again(ready=False)
+    stage.until(lambda: row(agent, after), "the client is known again")
+    assert listed() == [after.pid]
+    assert [before.finish(), after.finish()] == [0, 0]

@@ -36,6 +36,20 @@ def test_events_begin_at_a_cursor_or_at_a_time(served: Served) -> None:
             followed.terminate()
 
 
+def test_events_are_in_the_order_of_time(served: Served) -> None:
+    """A later agent writes down what happened before it started: 19:35:16 stood before 19:35:15."""
+    for kind in ("first", "third", "second"):
+        served.backend.happen(kind)
+    served.backend.history[2]["at"] -= 1.5
+    for words in ([], ["--since", "1h"], ["--since", "0"]):
+        lines = run(served, "events", *words).stdout.splitlines()
+        assert [word for line in lines for word in ("first", "second", "third") if word in line] == [
+            "first", "second", "third",
+        ]  # fmt: skip
+    told = [json.loads(line)["kind"] for line in run(served, "events", "--since", "0", "--json").stdout.splitlines()]
+    assert told == ["first", "third", "second"], "for programs by cursor"
+
+
 def test_events_follow_survives_a_restart_of_the_agent(tmp_path: Path) -> None:
     """The reader takes up where it was: nothing twice, nothing left out."""
     backend, path = StandIn(), tmp_path / "mpsagent.sock"
