@@ -104,7 +104,7 @@ def note_lane(conditions: Conditions, core: Core, lane: Key, now: float) -> None
     conditions.set("control daemon failed", failed, now, do)
     failure = state.lane.start_failure
     starting = None
-    if failure is not None and failure.count:
+    if failure is not None and failure.count and not view.elsewhere:
         said = failure.reason or "no reason given"
         often = "" if failure.count == 1 else f" ({failure.count} times in a row)"
         starting = f"MPS's servers do not start{often}: {said}"

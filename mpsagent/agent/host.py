@@ -470,6 +470,7 @@ class Agent(Recorder):
             self.record(kind, done.at, action=type(action).__name__, begun=number, ok=done.ok, text=done.text, **fields)
         if isinstance(action, act.StartControl) and done.ok and lane is not None:
             lane.started(done.at)
+            self.conditions.set("directories", None, done.at)
         self.take([done])
         self._note_conditions()
 

@@ -34,7 +34,7 @@ class Memory:
 
 def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     failure = view.state.lane.start_failure
-    if failure is None or failure.count == 0:
+    if failure is None or failure.count == 0 or view.elsewhere:
         return Decision(Memory())
     todo: list[act.Action] = []
     if failure.count < memory.counted:

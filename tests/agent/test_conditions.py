@@ -169,7 +169,7 @@ def test_until_when_the_old_way_holds_is_said(clients: int, drain: Drain | None,
         (lambda s: replace(s, gate=None), "the gate is not connected"),
         (
             lambda s: replace(s, clients={**s.clients, 7: replace(s.clients[501], connections=0)}),
-            "not seen by the gate: 501 (alice)",
+            "before the gate was there: 501 (alice)",
         ),
         (
             lambda s: s.changed(

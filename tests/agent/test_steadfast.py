@@ -570,3 +570,20 @@ def test_a_client_whose_process_ends_while_the_gate_tells_all_is_not_kept_for_ev
             assert not agent.state.clients
 
     play(place, scenario)
+
+
+def test_directories_that_could_not_be_made_at_the_start_are_no_problem_for_ever(place: Path) -> None:
+    """The next start of the control daemon made them, and `status` said until the agent's end that they cannot be."""
+
+    async def scenario(agent: Agent) -> None:
+        agent.conditions.set("directories", "the directory is another user's", agent.clock.now())
+        started = act.StartControl(threads=100.0, multiuser=False, reason="none runs", rule="test")
+
+        async def perform(action: act.Action) -> act.Done:
+            return act.Done(agent.clock.now(), action, True)
+
+        agent.lanes[None].executor.perform = perform  # type: ignore[method-assign]
+        await agent._perform(started)
+        assert "directories" not in agent.conditions.topics()
+
+    play(place, scenario)

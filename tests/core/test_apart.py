@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from mpsagent.agent.condition import problems
+from mpsagent.agent.conditions import Conditions, note_conditions
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
@@ -347,3 +349,23 @@ def test_a_quit_that_was_not_heard_of_again_is_sent_again() -> None:
     alice = stage.client(ALICE)
     stage.run(5)
     assert stage.working(alice)
+
+
+def test_servers_for_all_that_did_not_start_refuse_nobody_once_each_user_has_a_control_daemon() -> None:
+    stage = Stage(f'{POLICY}[instance.gpu]\nsharing = "together"\nserver = "shared"\n', together=True).up()
+    stage.mps.can_start = False
+    bob = stage.client(BOB)
+    stage.run(600)
+    assert stage.core is not None
+    assert stage.reports("server.given_up")
+    assert bob.pid in stage.gate.turned_away
+    stage.reload(POLICY + APART)
+    stage.run(5)
+    refused = len(stage.refused)
+    alice = stage.client(ALICE)
+    stage.run(5)
+    assert stage.working(alice)
+    assert len(stage.refused) == refused
+    conditions = Conditions()
+    note_conditions(conditions, stage.core, stage.now)
+    assert problems(conditions.all()) == []
