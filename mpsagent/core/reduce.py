@@ -394,7 +394,7 @@ def _doubt(known: Doubt | None, at: float) -> Doubt:
     """Return the doubt after a client has died. Where clients die one after the other, new ones are admitted for as
     long as they were held before."""
     most = float("inf") if known is None else known.since + DOUBT_MOST
-    if known is None or at >= known.since + 2 * DOUBT_MOST or known.until <= at < most:
+    if known is None or at >= known.since + 2 * DOUBT_MOST or (known.until <= at and known.until < most):
         return Doubt(at, at + FAULT_WITHIN)
     return Doubt(known.since, min(at + FAULT_WITHIN, most))
 

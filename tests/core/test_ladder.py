@@ -422,3 +422,20 @@ def test_clients_that_die_one_after_the_other_hold_new_ones_up_for_a_bounded_tim
     bob = stage.client(BOB)
     stage.run(3.5)
     assert stage.working(bob)
+
+
+def test_a_client_that_dies_a_while_after_another_one_holds_new_ones_up_as_well() -> None:
+    """A world of habits (arrivals, seed 27): 3.6 s behind the first death new ones were not held, and one was lost."""
+    stage = Stage(PATIENT, together=True).up()
+    first, second = stage.client(ALICE), stage.client(ALICE)
+    stage.client(BOB)
+    stage.run(1)
+    stage.ends(first, killed=True)
+    stage.run(3.6)
+    stage.ends(second, killed=True)
+    stage.run(0.05)
+    late = stage.client(ALICE)
+    stage.run(0.5)
+    assert late.pid not in stage.served
+    stage.run(0.5)
+    assert stage.working(late)

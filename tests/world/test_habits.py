@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from tests.world.habits import DAYS, Lived, draw
+from tests.world.habits import DAYS, Comes, Habit, Lived, draw
 from tests.world.many import played
+from tests.world.plans import LIMITS
+from tests.world.world import Fault
 
 
 @pytest.mark.parametrize("name", DAYS)
 def test_every_promise_holds_on_a_day_with_this_habit(name: str) -> None:
     found = played(draw(1, (name,)), Lived)
+    assert found is None, found[0]
+
+
+def test_a_user_whose_daemon_has_no_client_any_more_has_a_name_after_a_restart() -> None:
+    """Arrivals, seed 81: the agent asked for the names of users with clients and of those who wait."""
+    comes = (Comes(2.0, 2003, 1.0, kind="worker"),)
+    day = Habit(1, "apart", comes, (Fault(20.0, "agent"),), LIMITS, ends=True, quiet=True, rest=90.0)
+    found = played(day, Lived)
     assert found is None, found[0]
