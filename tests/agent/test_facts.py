@@ -49,16 +49,17 @@ def kept(stage: Stage, client: Client) -> None:
 FACTS = ("limits", "since", "waited", "command", "unseen")
 
 
-def test_a_client_keeps_its_limits_and_its_history_when_agent_and_gate_are_stopped(stage: Stage) -> None:
+@pytest.mark.parametrize("extra", [TURNS, 'sharing = "apart"\n', 'sharing = "together"\n'])
+def test_a_client_keeps_its_limits_and_its_history_when_agent_and_gate_are_stopped(stage: Stage, extra: str) -> None:
     """It was recorded with the strictest limits of the policy, and terminated for being above them."""
-    agent = stage.with_agent(POLICY, extra=TURNS)
+    agent = stage.with_agent(POLICY, extra=extra)
     client = stage.client(A, "sleep", 600)
     client.known()
     before = {key: row(agent, client)[key] for key in FACTS}
     assert before["limits"]["threads"] == 40
     kept(stage, client)
     stop_both(stage, agent)
-    agent = stage.again()
+    agent = stage.again(ready="apart" not in extra)
     stage.until(lambda: row(agent, client), "the client is known again")
     assert {key: row(agent, client)[key] for key in FACTS} == before
     assert stage.records("client.ended") == []

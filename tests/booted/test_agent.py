@@ -287,15 +287,25 @@ def test_purge_of_a_running_agent_ends_all_and_leaves_nothing(running: Machine) 
 def test_removed_and_installed_again_it_takes_over_who_works(running: Machine) -> None:
     """The gate that knew them has gone with the package; the control daemon and their work have not."""
     worker = Worker(running, ALICE)
+
+    def known() -> list[tuple[object, ...]]:
+        rows = api(running, "/v1/clients")["clients"]
+        return [(one["uid"], one["limits"], one["since"], one["unseen"]) for one in rows]
+
+    until("the client is known", lambda: [one[0] for one in known()] == [int(ALICE)])
+    before = known()
     running.run("dpkg", "--remove", "mpsagent")
     running.run("dpkg", "--install", "/root/mpsagent.deb")
     running.systemctl("enable", "--now", "mpsagent.socket", "mpsagent.service")
-    until("the client is known", lambda: [one["uid"] for one in api(running, "/v1/clients")["clients"]] == [int(ALICE)])
+    until("the client is known", lambda: [one[0] for one in known()] == [int(ALICE)])
+    assert known() == before, "with the limits that it has, and not those of another user"
     waiting = running.start(CLIENT, "query", user=BOB)
     until("the next one waits", lambda: api(running, "/v1/queue")["queue"])
     worker.finish()
     said = waiting.communicate(timeout=60)[0]
     assert multiprocessors(said) == MULTIPROCESSORS * 20 // 200 * 2
     events = api(running, "/v1/events?limit=1000")["events"]
+    ended = [event["outcome"] for event in events if event["kind"] == "client.ended" and event["uid"] == int(ALICE)]
+    assert ended == ["ok"], "once, when it ended"
     orders = [event for event in events if event.get("action") == "ShutdownServer"]
     assert len(orders) <= 3, "it was told to shut down every few seconds"
