@@ -8,8 +8,9 @@ admitted) costs nothing: the server knows its user.
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Iterator
-from datetime import tzinfo
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,6 +18,10 @@ from mpsagent.mps.events import Line
 from mpsagent.mps.loglines import LogParser, Source
 
 CHUNK = 256 * 1024
+TAIL = 64 * 1024
+_STAMP = re.compile(rb"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)", re.MULTILINE)
+_SOON = 600.0
+"""Seconds by which a log may have been changed after its last line, and still tell its zone; zones differ by more."""
 _CLOCK_STEP = 1.0
 """Seconds backwards from which it is a step of the clock; lines of several processes may be out of order by less."""
 _SILENCE = 3600.0
@@ -53,15 +58,30 @@ def _read(file: BinaryIO, source: Source, zone: tzinfo | None, steps: list[float
     yield from forwards(parser.close())
 
 
+def zone_of(*logs: Path | None) -> tzinfo | None:
+    """Return UTC if these logs have their times in UTC, as those of a daemon that mpsagent starts; None: local time. A
+    log was changed last when its last line was written. Raises OSError."""
+    for path in filter(None, logs):
+        with _opened(path) as file:
+            file.seek(max(0, file.seek(0, 2) - TAIL))
+            stamps = _STAMP.findall(file.read(TAIL))
+        if stamps:
+            moment, changed = datetime.fromisoformat(stamps[-1].decode()), path.stat().st_mtime
+            utc, local = (abs(one.timestamp() - changed) for one in (moment.replace(tzinfo=UTC), moment.astimezone()))
+            return UTC if utc < local and utc < _SOON else None
+    return None
+
+
 def lines_of(control: Path | None, server: Path | None, both: Path | None = None) -> Iterator[Line]:
     """Those of two log files, either may be missing; or those of ``both`` in one, as a daemon in the foreground prints
     them. Raises OSError."""
+    zone = zone_of(control, server, both)
     if both is not None:
         with _opened(both) as file:
-            yield from _read(file, "merged", None, [])
+            yield from _read(file, "merged", zone, [])
         return
     with _opened(control) as control_file, _opened(server) as server_file:
-        yield from merged(control_file, server_file)
+        yield from merged(control_file, server_file, zone)
 
 
 def _opened(path: Path | None) -> BinaryIO:

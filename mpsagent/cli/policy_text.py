@@ -134,9 +134,12 @@ def changes(body: Json, width: int = WIDE) -> list[str]:
             for one in body["settings"]
         ]  # fmt: skip
         lines += [f"  {line}" for line in table(None, rows, width - 2, names=(1, 3), below=True)]
-    return [
-        *lines,
-        "",
-        "A context keeps its limits. The next context, also of a client at work, gets the new ones.",
-        "It takes hold by: mpsagent-cli reload",
-    ]
+    later = [one for one in body["settings"] if one["restart"]]
+    now = body["users"] or len(later) < len(body["settings"])
+    if now:
+        lines += ["", "A context keeps its limits. The next context, also of a client at work, gets the new ones."]
+        lines.append("It takes hold by: mpsagent-cli reload")
+    if later:
+        rest = "The settings with that note take" if now else "It takes"
+        lines += ["", f"{rest} hold by: systemctl restart mpsagent (no CUDA work is lost)"]
+    return lines

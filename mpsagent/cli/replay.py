@@ -51,7 +51,8 @@ def replay(
 
     By MPS's own logs, which needs no agent; or, with --policy, by the history. With --policy FILE: what would have been
     under that policy. Each client comes when it came and works as long as it did; agent and gate decide.
-    Logs have local time: TZ=Europe/Berlin says of where.
+    Logs of a daemon that mpsagent started have UTC, others local time. The file's last change shows which. Of a copy
+    with another time of change: TZ=UTC, or TZ=Europe/Berlin.
     """
     from_log = control is not None or server is not None
     if from_log + (both is not None) != 1 and (from_log or not files):

@@ -82,4 +82,12 @@ def parse_status(out: str) -> str | None:
 def not_terminated(out: str) -> str | None:
     """None when the answer is ``0``: the client's GPU work has been ended. Otherwise why not (recording 01, S2)."""
     lines = out.split()
-    return refusal(out) or (None if lines and lines[-1] == "0" else " ".join(lines)[:200] or "no answer")
+    if not lines:
+        return refusal(out) or "no answer"
+    if lines[-1] == "0":
+        return refusal(out)
+    if refused := refusal(out):
+        return refused
+    if lines[-1] == "201":  # CUDA_ERROR_INVALID_CONTEXT
+        return "MPS has no context of this client to end (CUDA error 201)"
+    return f"MPS answered with CUDA error {lines[-1]}" if lines[-1].isdecimal() else " ".join(lines)[:200]

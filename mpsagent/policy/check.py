@@ -96,6 +96,9 @@ def _meant(table: Table, path: Path, value: object) -> str:
     """What an unknown key was most likely meant to be."""
     name = path[-1]
     near = units.nearest(name[: parse.SHOWN], table.known)
+    begun = [one for one in table.known if len(name) >= 3 and one.startswith(name)]
+    if begun:
+        near = begun[0]
     if near is not None:
         return f'did you mean "{near}"?'
     if table.title == "user.NAME":
@@ -112,6 +115,8 @@ def _meant(table: Table, path: Path, value: object) -> str:
         return f"write [{name[:-1]}.NAME]"
     if path[:-1] and isinstance(value, dict) and name in ROOT.tables:
         return f"[{_title(name)}] stands by itself, not within [{key_text(shown_path(path[:-1]))}]"
+    if path[0] == "cgroup" and len(path) == 3 and name in ROOT.tables["limits"].keys:
+        return "only [limits], [user.NAME] and [group.NAME] have it: write it for the users"
     homes = [f"[{other.title}]" for other in PLAIN if name in other.keys and name not in ROOT.keys]
     if homes:
         return f"it belongs in {' or '.join(homes)}"

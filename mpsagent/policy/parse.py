@@ -141,12 +141,15 @@ def span(seconds: float) -> str:
     return f"{seconds * 1000:g}ms"
 
 
+_PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?) ?%", re.ASCII)
 THREADS_HINT = "write a percentage from 0.1 to 100, { sms = 26 }, { clients = 4 } or { weight = 3 }"
 
 
 def threads(value: object) -> values.Threads:
     if isinstance(value, str):
-        raise wrong(f"{shown(value)} is a text", THREADS_HINT + ", without quotes")
+        percent = _PERCENT.fullmatch(value.strip())
+        hint = f"write {percent[1]}, without quotes and percent sign" if percent else THREADS_HINT + ", without quotes"
+        raise wrong(f"{shown(value)} is a text", hint)
     if not isinstance(value, dict):
         return number(value, values.LEAST_PERCENT, 100, "write a percentage from 0.1 to 100")
     kinds = [kind for kind in ("sms", "clients", "weight") if kind in value]

@@ -37,6 +37,7 @@ def in_itself(policy: Policy, texts: Sequence[tuple[str, str]] = ()) -> tuple[Po
         *_of_no_use(policy),
         *_doubts(policy),
         *_too_small(policy),
+        *_half_of_a_percent(policy),
     )
     access = [(path, setting) for path, setting in policy.settings.items() if path[-1] == "access"]
     everybody = next((setting for path, setting in access if path == ("limits", "access")), None)
@@ -59,6 +60,14 @@ def _too_small(policy: Policy) -> Iterator[PolicyError]:
         for one in setting.value.values() if path[-1] == "memory" else ():
             if isinstance(one.value, int):
                 yield from _little(policy, path, one.origin, one.value, H200)
+
+
+def _half_of_a_percent(policy: Policy) -> Iterator[PolicyError]:
+    for path, setting in policy.settings.items():
+        value = setting.value
+        if path[-1] in ("threads", "total_threads") and isinstance(value, int | float) and value < 1:
+            hint = f"write {value * 100:g} if you mean {value * 100:g} % of the multiprocessors"
+            yield setting.origin.wrong(f"{value:g} is less than one percent", hint)
 
 
 def _doubts(policy: Policy) -> list[PolicyError]:

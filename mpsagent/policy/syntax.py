@@ -36,6 +36,12 @@ _COMPLAINTS = (
      "a text ends on the line on which it begins, with a quote"),
     ("Found invalid", "there is a control character", "remove it"),
 )  # fmt: skip
+_WRITTEN = (
+    (r"=\s*(?:no|yes|on|off|none|null|True|False)\s*(?:#.*)?$", "write true or false"),
+    (r"=\s*\d+,\d+\s*(?:#.*)?$", "a number has a point and no comma: 33.3"),
+    (r"=\s*\d+(?:\.\d+)?\s*%", 'a part of the memory needs quotes: "25%"; threads has no percent sign: 25'),
+)
+"""What stands on a line that is no TOML, and the better hint."""
 _LONG_KEY = ("a key has too many parts", "a key of a policy has at most four parts, as in user.alice.switch.after")
 _DEEP = ("brackets within brackets without end", "no value of a policy needs that")
 _NUMBER = ("a number is too long", "write numbers with a few digits")
@@ -60,6 +66,8 @@ def syntax_error(file: str, text: str, error: Exception) -> PolicyError:
     if strange:
         problem = f"{problem}: found {strange}"
         hint = "a name with such a sign needs quotes; one that was copied from elsewhere by mistake must be typed anew"
+    written = text.split("\n")[line - 1] if place else ""
+    hint = next((better for pattern, better in _WRITTEN if re.search(pattern, written)), hint)
     where = f" (column {place[2]})" if place else ""
     return PolicyError(file, line, "", f"is not TOML: {problem}{where}", hint)
 

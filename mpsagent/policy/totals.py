@@ -69,11 +69,12 @@ def _in_itself(rules: Rules) -> Iterator[PolicyError]:
             yield _never(rules, "total_threads", f"threads of a client process are {percent:g} %, which is more")
     if rules.total_memory is None or _whole(rules.total_memory):
         return
+    why, hint = "the memory of a client process is not limited", "set memory, the limit of each process"
     if not rules.memory:
-        yield _never(rules, "total_memory", "the memory of a client process is not limited")
+        yield _never(rules, "total_memory", why, hint)
     for one in (setting.value for table in rules.memory[:1] for setting in table.value.values()):
         if _whole(one):
-            yield _never(rules, "total_memory", "the memory of a client process is not limited")
+            yield _never(rules, "total_memory", why, hint)
         elif _more(one, rules.total_memory):
             yield _never(rules, "total_memory", f"a client process gets {values.text(one)}, which is more")
 
@@ -96,9 +97,9 @@ def _on(rules: Rules, devices: Sequence[Device]) -> Iterator[PolicyError]:
     yield _never(rules, name or "total_memory", "on the GPUs here a client process gets more")
 
 
-def _never(rules: Rules, name: str, why: str) -> PolicyError:
+def _never(rules: Rules, name: str, why: str, hint: str = "") -> PolicyError:
     key = name.removeprefix("total_")
     who = rules.who
     whose = f" of {printable(who.name or str(who.uid))}" if who.uid >= 0 else ""
     problem = f"no client process{whose} ever fits: {why}"
-    return rules.origin(name).wrong(problem, f"lower {key}, or raise {name}")
+    return rules.origin(name).wrong(problem, hint or f"lower {key}, or raise {name}")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from mpsagent.api import metrics as module
@@ -414,3 +415,14 @@ def test_a_real_prometheus_answers_every_query_of_the_dashboard_and_the_alerts(t
 
 def _answers(real: Real, query: str) -> Callable[[], bool]:
     return lambda: bool(real.ask(query))
+
+
+def test_each_alert_names_a_runbook_that_is_there_and_the_critical_one_says_what_it_says() -> None:
+    """The alert for the gate said that programs may run outside MPS. The runbook says that they wait."""
+    found = {one["alert"]: one["annotations"] for one in yaml.safe_load(RULES.read_text())["groups"][0]["rules"]}
+    for alert, told in found.items():
+        page, _, anchor = told["runbook_url"].partition("#")
+        text = (ROOT / page.removeprefix("file:///usr/share/doc/mpsagent/")).read_text()
+        heads = [head.lower().replace(",", "").replace(" ", "-") for head in re.findall(r"(?m)^#+ (.*)$", text)]
+        assert anchor in heads, alert
+    assert found["MpsagentGateDown"]["description"].startswith("New programs wait")

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
@@ -353,3 +354,22 @@ def test_who_is_not_named_is_not_said_to_be_never_served(
     ]
     assert (body["clients_named"], body["would"]) == (False, None)
     assert "does not name all clients" in run(*words).stdout
+
+
+@pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York", "UTC"])
+@pytest.mark.parametrize("written", ["UTC", "local"])
+def test_the_times_of_a_log_are_those_of_its_last_change(tmp_path: Path, zone: str, written: str) -> None:
+    """mpsagent starts MPS in UTC, and replay read its logs as local time: 04:01:52 in Tokyo was shown as 19:01:52."""
+    moment = datetime(2026, 11, 20, 19, 1, 52, tzinfo=UTC)
+    shown = moment if written == "UTC" else moment.astimezone(ZoneInfo(zone))
+    line = f"[{shown:%Y-%m-%d %H:%M:%S}.000 Control   720] NEW CLIENT 726 from user 1001: Server already exists\n"
+    log = tmp_path / "control.log"
+    log.write_text(line)
+    os.utime(log, (moment.timestamp() + 30, moment.timestamp() + 30))
+    code = (
+        "import sys; from pathlib import Path; from mpsagent.cli.log_files import lines_of; "
+        "print([one.at for one in lines_of(Path(sys.argv[1]), None)])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(log)], env={**os.environ, "TZ": zone}, capture_output=True,
+                          text=True, check=True, cwd=Path(__file__).parents[2])  # fmt: skip
+    assert json.loads(done.stdout) == [moment.timestamp()]

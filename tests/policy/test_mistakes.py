@@ -41,8 +41,7 @@ def test_ten_mistakes_are_ten_errors() -> None:
         '0.toml:1: enforce: "yes" is neither true nor false; write true or false, without quotes',
         "0.toml:3: limits.threads: 150 is more than 100; write a percentage from 0.1 to 100",
         '0.toml:4: limits.memori: unknown key; did you mean "memory"?',
-        '0.toml:6: user.alice.threads: "50%" is a text; write a percentage from 0.1 to 100, { sms = 26 }, '
-        "{ clients = 4 } or { weight = 3 }, without quotes",
+        '0.toml:6: user.alice.threads: "50%" is a text; write 50, without quotes and percent sign',
         '0.toml:7: user.alice.memory: "0G" would take the limit away in MPS; write "100%" for no limit, '
         'or at least "1M"',
         '0.toml:8: user.alice.switch.after: 10 has no unit; write a duration like "30s", "10m" or "1h30m", or "never"',
@@ -310,3 +309,20 @@ HURTFUL = {
 def test_texts_made_to_hurt_a_parser_are_harmless(what: str) -> None:
     """Depth, width and quotes: an answer in bounded time, whatever it is."""
     errors(HURTFUL[what])
+
+
+@pytest.mark.parametrize(("text", "hint"), [
+    ('[limits]\ntotal_memory = "5G"\n', "set memory, the limit of each process"),
+    ("[limits]\nenforce = no\n", "write true or false"),
+    ("enforce = False  # for now\n", "write true or false"),
+    ('[cgroup."/a"]\naccess = "deny"\n', "only [limits], [user.NAME] and [group.NAME] have it: write it for the users"),
+    ("[limits]\nthreads = 33,3\n", "a number has a point and no comma: 33.3"),
+    ("[limits]\nmemory = 25%\n", 'a part of the memory needs quotes: "25%"; threads has no percent sign: 25'),
+    ('[limits]\nmem = "5G"\n', 'did you mean "memory"?'),
+    ("[limits]\nthreads = 150\n", "write a percentage from 0.1 to 100"),
+    ("[limits]\nthreads = half\n", 'a text needs quotes: "10m", "20G"'),
+])  # fmt: skip
+def test_the_hint_is_for_what_was_written(text: str, hint: str) -> None:
+    """Several led astray: `lower memory` where there was none, quotes around `no`, a section that has no such key."""
+    (found,) = errors(text)
+    assert found.hint == hint

@@ -314,3 +314,10 @@ def test_exactly_the_wrong_names_and_sizes_are_warned_about(
             meant = one.hint.removeprefix('did you mean "').removesuffix('"?')
             assert meant in PEOPLE + TEAMS, one
             assert abs(len(meant) - len(one.problem.split()[4])) <= 1, one
+
+
+def test_half_a_percent_is_surely_meant_as_half() -> None:
+    """`threads = 0.5` was good without a word, and gave 8 of 132 multiprocessors."""
+    (found,) = in_itself(policy("[limits]\nthreads = 0.5\n[user.alice]\nthreads = 1\n"))
+    assert (found.line, found.problem) == (2, "0.5 is less than one percent")
+    assert found.hint == "write 50 if you mean 50 % of the multiprocessors"
