@@ -58,6 +58,8 @@ def test_what_a_reload_would_change_is_said_before_it_does(stage: Stage) -> None
         "",
         "A context keeps its limits. The next context, also of a client at work, gets the new ones.",
         "It takes hold by: mpsagent-cli reload",
+        "",
+        "The settings with that note take hold by: systemctl restart mpsagent (no CUDA work is lost)",
     ]
     assert agent.api.get(f"/v1/policy/explain?user={B}")["threads"]["value"] == 20.0
     assert (stage.place / "state" / "last-policy.json").read_bytes() == remembered
