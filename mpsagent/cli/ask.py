@@ -151,6 +151,11 @@ COMMAND_LINES = 1.0
 _silent = set[int]()
 
 
+_INTERPRETERS = frozenset({"python", "bash", "sh", "dash", "perl", "julia"})
+_CODE = frozenset({"-c", "-m", "-e", "-W", "-X"})
+"""Options after which no script follows, or another word first."""
+
+
 def command_lines(found: list[Json]) -> list[Json]:
     """Clients with their whole command line instead of the name that the agent knows, as far as who asks may see it.
     A process can keep its command line from coming: then its name stands there, and it is not asked again."""
@@ -167,18 +172,26 @@ def command_lines(found: list[Json]) -> list[Json]:
 
 
 def _command_line(one: Json) -> str:
-    """Of the process with this pid, if it is still that user's with that name, and of our pid namespace. The program
-    without its directory, which would leave no room for the rest."""
+    """Return the command line of the process with this pid, if it is still that user's with that name, and of our pid
+    namespace. The program is without its directory, and a script without its interpreter: there is little room."""
     try:
         place = f"/proc/{one['pid']}"
         with open(f"{place}/comm", "rb", 0) as name, open(f"{place}/cmdline", "rb", 0) as words:
             if os.fstat(name.fileno()).st_uid != one["uid"] or name.read(64).decode().strip() != one["command"]:
                 return ""
-            program, _, rest = words.read(4096).decode(errors="replace").partition("\0")
-            text = f"{program.rpartition('/')[2]} {rest.replace(chr(0), ' ')}".strip()
+            text = shown_command(words.read(4096).decode(errors="replace").rstrip("\0").split("\0"))
             return text if len(text) <= MOST_COMMAND else text[:MOST_COMMAND] + "…"
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+def shown_command(words: list[str]) -> str:
+    """Return a command line as tables show it: `client sleep 600` for `python3 -IS /opt/x/client sleep 600`."""
+    if words[0].rpartition("/")[2].rstrip(".0123456789") in _INTERPRETERS:
+        script = next((n for n, word in enumerate(words) if n and (not word.startswith("-") or word in _CODE)), None)
+        if script is not None and words[script] not in _CODE:
+            words = words[script:]
+    return " ".join([words[0].rpartition("/")[2], *words[1:]]).strip()
 
 
 def now() -> datetime:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 from mpsagent.cli import tables, wording
@@ -68,6 +69,12 @@ USERS = (
 )
 
 
+SMALL = 20
+"""Lines of a terminal that has no room for a summary in full."""
+FILTERED = frozenset({"USER", "PID", "STATE", "COMMAND"})
+"""Columns in which the filter's words are looked for."""
+
+
 class View:
     """What the person at the terminal has chosen. ``sort``: a column's number, in each table; ``chosen``: a client's
     pid; ``first``: the row at the top; ``question``: asked in the last line, in place of the keys."""
@@ -91,11 +98,12 @@ def rows(status: Json, clients: list[Json], view: View) -> list[Json]:
     found = _users(status, clients) if view.users else clients
     words = view.filter.lower().split()
     column = view.columns[view.sort[view.users]]
-    matching = [one for one in found if all(word in _words(one, view.columns) for word in words)]
+    where = [one for one in view.columns if one.title in FILTERED]
+    matching = [one for one in found if all(word in _words(one, where) for word in words)]
     return sorted(matching, key=column.order, reverse=view.reverse)
 
 
-def _words(one: Json, columns: tuple[Column, ...]) -> str:
+def _words(one: Json, columns: Sequence[Column]) -> str:
     return " ".join(column.text(one) for column in columns).lower()
 
 
@@ -128,7 +136,8 @@ def page(
     """At most ``height`` lines of ``width``: the summary, the table around the chosen row, a line for keys. None: all
     rows, for a pipe. Sets the view's first row, and its chosen one where that has gone."""
     found = rows(status, clients, view)
-    head = _head(status, clients, now)
+    small = height is not None and height < SMALL
+    head = [part for line in _head(status, clients, now) for part in ((line,) if small else _folded(line, width))]
     order = view.columns[view.sort[view.users]].title
     told = f"{many(len(found), 'user' if view.users else 'client')}, by {order.lower()}{' reversed' * view.reverse}"
     told += f", only with “{safe(view.filter, 40)}”" if view.filter else ""
@@ -152,6 +161,12 @@ def page(
         lines = lines[: max(0, height - len(last))]
         lines = [*lines, *[Line("")] * (height - len(last) - len(lines)), *last][-height:]
     return [Line(cut(line.text, width), line.style) for line in lines]
+
+
+def _folded(line: Line, width: int) -> list[Line]:
+    """Return a line of the summary as two, if it is too long: its end says until when."""
+    first, *rest = wrap(line.text, max(20, width), subsequent_indent=" " * 8, break_on_hyphens=False) or [""]
+    return [Line(first, line.style), *(Line(one, line.style) for one in rest[:1])]
 
 
 def _head(status: Json, clients: list[Json], now: datetime) -> list[Line]:

@@ -169,8 +169,8 @@ class Screen:
             self._view.message = f"process {chosen[0]['pid']} waits at the gate and has nothing that mpsagent could end"
         else:
             self._ending = chosen[0]
-            one = f"client {chosen[0]['pid']} of {user(chosen[0])} ({safe(chosen[0]['command'] or '-', 40)})"
-            self._view.question = f"y/N: end {one}? Its work is lost."
+            one = f"client {chosen[0]['pid']} of {user(chosen[0])}"  # the command last: a narrow terminal cuts it
+            self._view.question = f"y/N: end {one}? Its work is lost. ({safe(chosen[0]['command'] or '-', 60)})"
 
     def _answered(self, key: int | str) -> None:
         one, self._ending, self._view.question = self._ending, None, ""
