@@ -100,7 +100,7 @@ class Executor:
                 return await self._quit(action)
             case act.Reconcile():
                 return await self._reconcile(action)
-            case act.SignalClient():
+            case act.SignalClient() | act.WarnClient():
                 return self._signal(action)
             case act.Freeze() | act.Thaw():
                 return await self._freeze(action)
@@ -262,13 +262,16 @@ class Executor:
 
     # --- by signals ---------------------------------------------------------------------------------------------------
 
-    def _signal(self, action: act.SignalClient) -> tuple[bool, str]:
-        """To a process that passed the gate, by the pidfd that was taken there, and to no other."""
+    def _signal(self, action: act.SignalClient | act.WarnClient) -> tuple[bool, str]:
+        """Send a signal to a process that passed the gate, by the pidfd that was taken there, and to no other. A
+        warning would end a process that does not handle it, in the middle of its work."""
         held = self._clients.get(action.pid, action.start)
         if held is None:
             return False, f"client {action.pid} has already ended"
         if held.uid != action.uid:
             return False, f"client {action.pid} is of user {held.uid}, not of {action.uid}: nothing was sent"
+        if isinstance(action, act.WarnClient) and not held.handles(action.signal):
+            return True, f"nothing was sent: the program does not handle {signal.Signals(action.signal).name}"
         problem = held.send(action.signal)
         if problem is not None and held.is_anothers():
             # its CUDA context went with the program that it was: it must not keep its place for as long as it likes

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from mpsagent.core import inputs as inp
@@ -76,9 +76,13 @@ def ending_rows(core: Core) -> list[list[Any]]:
 
 
 def turn_row(core: Core) -> list[Any] | None:
-    """Whose turn it is and how far it has come, so that a warning is given once and a grace does not begin anew."""
-    turn = core.memories.turns.turn
-    return None if turn is None else [turn.uid, turn.since, turn.contested, turn.warned, turn.ending]
+    """Return whose turn it is and how far it has come, so that each client is warned once and a grace does not begin
+    anew."""
+    turn, signalled = core.memories.turns.turn, core.memories.turns.signalled
+    if turn is None:
+        return None
+    warned = None if signalled is None else [list(one) for one in sorted(signalled)[:MOST]]
+    return [turn.uid, turn.since, turn.contested, turn.warned, turn.ending, warned]
 
 
 def served_rows(core: Core) -> list[list[Any]]:
@@ -256,7 +260,8 @@ def take_up_turn(core: Core, kept: Mapping[str, Any], told: Iterable[inp.Input],
         suspended = {int(uid): min(now, _number(at)) for uid, at in kept["suspended"][:MOST]}
         core.memories = replace(core.memories, turns=replace(core.memories.turns, suspended=suspended))
     with suppress(*_DAMAGED):
-        uid, since, contested, warned, end = kept["turn"]
+        uid, since, contested, warned, end, *more = kept["turn"]
+        signalled = None if more == [None] else frozenset((int(pid), int(start)) for pid, start in chain(*more[:1]))
         contested, warned, end = (None if at is None else min(now, _number(at)) for at in (contested, warned, end))
         turn = Turn(int(uid), min(now, _number(since)), contested, warned, end)
         each = [one.what if isinstance(one, inp.Of) else one for one in told]
@@ -265,4 +270,5 @@ def take_up_turn(core: Core, kept: Mapping[str, Any], told: Iterable[inp.Input],
         if turn.uid in users:
             rest = {one: at for one, at in core.memories.turns.suspended.items() if one != turn.uid}
             turn = replace(turn, phase=turn.reached if end is None else "ending")
-            core.memories = replace(core.memories, turns=replace(core.memories.turns, turn=turn, suspended=rest))
+            turns = replace(core.memories.turns, turn=turn, suspended=rest, signalled=signalled)
+            core.memories = replace(core.memories, turns=turns)

@@ -114,6 +114,8 @@ class Metrics:
                 if len(self._ending) >= MOST_ENDING:
                     del self._ending[next(iter(self._ending))]
                 self._ending[instance, int(record["pid"])] = str(record["rule"])
+            case "action.failed" if record.get("action") == "TerminateClient":
+                self._ending.pop((instance, int(record["pid"])), None)
             case tr.ClientConnected.kind:
                 self._waits.labels(instance).observe(record["waited"])
                 if record.get("handover") is not None:

@@ -75,6 +75,17 @@ class SignalClient(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WarnClient(Action):
+    """The policy's signal that announces the end of a turn, sent as :class:`SignalClient` is, and only to a process
+    that handles it. It ends no client."""
+
+    pid: int
+    start: int
+    uid: int
+    signal: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tell(Action):
     """One line, its reason, on the terminal of a process, if it has one, written as its user."""
 

@@ -303,6 +303,11 @@ _PHRASES: dict[str, Callable[[_Words], str]] = {
     "ShutdownServer": lambda w: f"told server {w['server']} to shut down{' by force' if w.get('force') else ''}",
     "TerminateClient": lambda w: f"asked MPS to end client {w['pid']}{w.of_user()}",
     "SignalClient": lambda w: f"sent {_signal_name(w['signal'])} to client {w['pid']}{w.of_user()}",
+    "WarnClient": lambda w: (
+        f"warned client {w['pid']}{w.of_user()} by {_signal_name(w['signal'])}"
+        if not w.text("text")
+        else f"did not warn client {w['pid']}{w.of_user()}, whose program does not handle {_signal_name(w['signal'])}"
+    ),
     "Tell": lambda w: f"told process {w['pid']}{w.of_user()}, if it has a terminal",
     "Freeze": lambda w: f"froze client {w['pid']}{w.of_user()}",
     "Thaw": lambda w: f"let client {w['pid']}{w.of_user()} go on",
@@ -326,7 +331,7 @@ def _action(record: Record, names: Names) -> str:
     if record.get("enforce") is False:
         phrase = f"not enforced, would have {phrase}"
     reason = w.text()
-    if name in ("SignalClient", "SignalHeld"):
+    if name in ("SignalClient", "SignalHeld", "WarnClient"):
         reason = reason.rpartition("; ")[0] or reason  # it says itself which signal to whom
     text = f"{phrase}: {reason}" if reason else phrase
     if record.get("kind") == "action":

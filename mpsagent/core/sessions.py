@@ -218,6 +218,11 @@ class Sessions:
         self._ordered[record.get("instance")] = at, sentence(record)
         return []
 
+    def _order_over(self, record: Record, at: float) -> list[Session]:
+        """A drain that has been resumed ends no server."""
+        self._ordered.pop(record.get("instance"), None)
+        return []
+
     def _moved(self, record: Record, at: float) -> list[Session]:
         """What waits is at another instance, or in another lane of the only one."""
         what, there = ("client", record["uid"], None), (record["before"], None)
@@ -266,6 +271,7 @@ _RULES: dict[str, Callable[[Sessions, Record, float], list[Session]]] = {
     "action.failed": Sessions._ending,
     "control.restart_ordered": Sessions._order,
     "drain.ordered": Sessions._order,
+    "drain.resumed": Sessions._order_over,
     "turn.began": Sessions._began,
     "turn.ended": Sessions._over,
     "user.paused": Sessions._opened,

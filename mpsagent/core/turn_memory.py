@@ -32,8 +32,8 @@ class Memory:
     """``turn``: who has the GPU; ``left``: when the user before had it last; ``served``: when the last turn of users
     ended, as the queue counts it; ``suspended``: users whose processes are frozen, or are being frozen, since
     when; ``shutdown``: the server that is in the next user's way; ``quit``: control daemon that was asked to quit, and
-    when; ``signalled``: clients that were sent the warning of this turn's end; ``waits``: why the next turn does not
-    begin yet."""
+    when; ``signalled``: clients that were sent the warning of this turn's end, None: it was only put on record, because
+    the turn was not to end; ``waits``: why the next turn does not begin yet."""
 
     turn: Turn | None = None
     left: float | None = None
@@ -41,7 +41,7 @@ class Memory:
     suspended: Mapping[int, float] = field(default_factory=dict)
     shutdown: Asked | None = None
     quit: tuple[int, float] | None = None
-    signalled: frozenset[tuple[int, int]] = frozenset()
+    signalled: frozenset[tuple[int, int]] | None = frozenset()
     waits: Reason | None = None
 
 

@@ -163,10 +163,13 @@ def _contested(m: Moment) -> float | None:
     if rules.switch_action == "pause" and fault:  # everybody is held until it is over, and then paused
         return known_at
     times, kept = deadlines(view, m.turn), _kept(rules)
-    if times is None or view.state.drain is not None:
-        return None
-    if now < times[0]:
-        return times[0]
+    if times is None or view.state.drain is not None or now < times[0]:
+        # What was announced does not come then: the next end is announced again, with its grace.
+        m.to("contested", warned=None)
+        return None if times is None or view.state.drain is not None else times[0]
+    if m.memory.signalled is None and not kept:
+        m.to("contested", warned=None)
+        m.remember(signalled=frozenset())
     if pausable(view, m.turn):
         if m.clients:  # else the first one is only being handed over
             m.to("pausing", warned=None)
@@ -178,7 +181,7 @@ def _contested(m: Moment) -> float | None:
     warning = f"user {uid} has had the GPU for {waited} while {waits} waits; {ends}"
     if m.turn.warned is None:
         m.report("turn.warning", warning)
-        m.remember(signalled=frozenset())
+        m.remember(signalled=None if kept else frozenset())
         m.actions += [] if kept else [*_signals(m, warning), *_hook(m, warning)]
         m.to("warned", warned=now)
     elif left > 0:
@@ -190,6 +193,7 @@ def _contested(m: Moment) -> float | None:
     elif m.turn.phase == "warned":
         m.report("turn.over", f"{over}; {kept}")
         m.to("late")
+        m.remember(signalled=None)
     return None
 
 
@@ -312,15 +316,16 @@ def _signals(m: Moment, reason: str) -> Iterator[act.Action]:
     """What the user's programs see of the warning, at which training scripts save, and people on their terminals; also
     one that is let in later."""
     uid, rules = m.turn.uid, m.view.rules(m.turn.uid)
-    clients = {(one.pid, one.peer.start) for one in m.clients if one.detached is None} - m.memory.signalled
-    m.remember(signalled=m.memory.signalled | clients)
+    known = m.memory.signalled or frozenset()
+    clients = {(one.pid, one.peer.start) for one in m.clients if one.detached is None} - known
+    m.remember(signalled=known | clients)
     for pid, start in sorted(clients) if rules.terminal and uid else ():
         yield act.Tell(pid=pid, start=start, uid=uid, reason=reason, rule=rules.origin("terminal").key)
     if rules.switch_warning_signal != "none" and clients:
         number, rule = signal.Signals[rules.switch_warning_signal], rules.origin("switch.warning_signal").key
         for pid, start in sorted(clients):
             why = f"{reason}; {number.name} to client {pid} of user {uid}"
-            yield act.SignalClient(pid=pid, start=start, uid=uid, signal=int(number), reason=why, rule=rule)
+            yield act.WarnClient(pid=pid, start=start, uid=uid, signal=int(number), reason=why, rule=rule)
 
 
 def _hook(m: Moment, reason: str) -> Iterator[act.Action]:

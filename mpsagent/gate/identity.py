@@ -34,6 +34,13 @@ def ids(pid: int, row: bytes) -> tuple[int, ...]:
     return tuple(map(int, found.split()[1:]))
 
 
+def signals(pid: int, row: bytes) -> int:
+    """Return the signals that a process handles (``SigCgt:``) or ignores (``SigIgn:``), a bit for each from 1 on; 0
+    when it has gone."""
+    found = next((line for line in said(pid, "status").splitlines() if line.startswith(row)), b"")
+    return int((found.split()[1:] or [b"0"])[0], 16)
+
+
 def has_ended(pidfd: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)

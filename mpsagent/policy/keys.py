@@ -185,7 +185,7 @@ KEYS: tuple[Key, ...] = (
     Key(
         "switch", "warning_signal",
         kinds.choice(dict.fromkeys(("none", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGTERM"), "")), _WHO,
-        "sent with the warning to the clients of the user whose turn ends; a program without a handler ends by it",
+        "sent with the warning to the clients of the user whose turn ends, if they handle it",
         "none", attribute="switch_warning_signal", label="switch.warning_signal",
     ),
     Key(

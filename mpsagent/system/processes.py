@@ -123,6 +123,11 @@ class Process:
             return False
         return self.uid not in _namespace_owners(self.pid)
 
+    def handles(self, number: int) -> bool:
+        """Return whether it has a handler for a signal, or ignores it, so that the signal does not end it."""
+        found = identity.signals(self.pid, b"SigCgt:") | identity.signals(self.pid, b"SigIgn:")
+        return bool(found >> (number - 1) & 1) and self.alive
+
     def stopped(self) -> bool:
         """True when it is stopped (SIGSTOP, Ctrl-Z, a debugger)."""
         return stopped(self.pid) and self.alive

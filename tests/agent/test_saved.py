@@ -153,6 +153,19 @@ def test_a_turn_in_its_grace_is_warned_once_and_its_grace_does_not_begin_anew() 
     assert "turn.warning" in kinds(third.receive_all(events, later).actions), "without what was kept it would be"
 
 
+def test_a_client_is_sent_the_signal_of_the_warning_once() -> None:
+    """A second SIGINT makes many programs stop without saving."""
+    text = '[switch]\nafter = "10s"\ngrace = "20s"\nwarning_signal = "SIGINT"\n'
+    first, events = core(text), told(at_work(), waits())
+    assert "WarnClient" in kinds(first.receive_all(events, NOW).actions)
+    row = saved.turn_row(first)
+    second = core(text)
+    saved.take_up_turn(second, {"turn": row}, events, NOW + 5.0)
+    late = known(NOW, Peer(72, 1001, 1001, 6), NOW + 1.0, Limits(20.0))
+    actions = second.receive_all(told(at_work(), late, waits()), NOW + 5.0).actions
+    assert [one.pid for one in actions if isinstance(one, act.WarnClient)] == [72]
+
+
 def test_a_turn_of_a_user_who_has_gone_is_over() -> None:
     """Kept for a user without a client it would hold up everybody."""
     one, events = core(), told(waits())

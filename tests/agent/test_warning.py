@@ -37,3 +37,16 @@ def test_a_program_gets_the_signal_and_the_hook_says_until_when_and_why(stage: S
     assert f"while user {B} waits; its turn ends in" in subject["reason"]
     said = [one["sentence"] for one in agent.api.ask("/v1/events?limit=1000")[1]["events"]]
     assert [one for one in said if "SIGUSR1" in one and f"client {first.pid}" in one], said
+
+
+def test_a_program_that_does_not_handle_the_signal_is_not_ended_by_it(stage: Stage) -> None:
+    """It died in the middle of a kernel, which is a fault for all on its server."""
+    agent = stage.with_agent(POLICY.partition("[hooks]")[0].replace('"1h"', '"2s"'))
+    first = stage.client(A, "spin", 3600)
+    first.working()
+    second = stage.client(B)
+    text = stage.record("action.done", action="WarnClient", pid=first.pid)["text"]
+    assert text == "nothing was sent: the program does not handle SIGUSR1"
+    assert second.ended() == 0
+    assert stage.records("action.done", action="TerminateClient", pid=first.pid), "it was ended through MPS"
+    assert agent.api.problems() == []

@@ -76,6 +76,20 @@ def a_day(metrics: Metrics, instance: str = "default") -> None:
         metrics.hear(instance, record(one))
 
 
+def test_a_warning_and_an_end_that_failed_are_no_forced_ends() -> None:
+    metrics = Metrics()
+    asked = act.TerminateClient(reason="", rule="order", uid=1000, pid=11, start=1, server=3, deadline=1.0)
+    for one in (
+        *(tr.ClientConnected(1.0, pid, 1000, 0.0, NO_LIMITS, False) for pid in (10, 11)),
+        act.WarnClient(reason="", rule="switch.warning_signal", uid=1000, pid=10, start=1, signal=10), asked,
+    ):  # fmt: skip
+        metrics.hear("default", record(one))
+    metrics.hear("default", {**record(asked), "kind": "action.failed"})
+    for pid in (10, 11):
+        metrics.hear("default", record(tr.ClientEnded(9.0, pid, 1000, 3, "ok", 8.0, 0.0)))
+    assert not [name for name in scrape(metrics) if name.startswith("mpsagent_forced_ends_total")]
+
+
 def test_what_happens_is_counted_once() -> None:
     """A client that is asked and then signalled is ended once, by its rule."""
     metrics = Metrics()

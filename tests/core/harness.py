@@ -234,6 +234,8 @@ class Stage:
                 self._answer(action, self._to_gate(lambda: self.gate.release((release.pid, release.start))))
             case act.TellGate(message=link.Found() as found):
                 self._answer(action, self._to_gate(lambda: self._found(found, action.lane)))
+            case act.WarnClient():
+                self._answer(action, True)
             case act.SignalClient() | act.SignalHeld():
                 self._answer(action, self._signal(action))
             case act.Freeze() | act.Thaw():

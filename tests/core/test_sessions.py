@@ -52,6 +52,23 @@ def test_why_a_client_was_ended_is_known_before_mps_answers(kind: str, why: str 
     assert [one.why for one in later.values()] == [why]
 
 
+def test_a_warning_is_no_end_of_a_client() -> None:
+    warned = {"action": "WarnClient", "pid": 5, "rule": "switch.warning_signal", "reason": "its turn ends in 1m"}
+    end = client(3600.0, "ended", outcome="ok", seconds=3590.0)
+    (one,) = told(client(10.0, "connected"), (20.0, "action.done", warned), end).values()
+    assert (one.outcome, one.why, one.more) == ("ok", None, {})
+
+
+def test_a_server_that_crashes_after_a_drain_was_resumed_is_a_fault() -> None:
+    """It was drawn as an end by the administrator, a day later."""
+    ordered = (20.0, "drain.ordered", {"by": 0, "timeout": None})
+    end = client(90_000.0, "ended", outcome="lost", seconds=89_990.0)
+    (one,) = told(client(10.0, "connected"), ordered, (30.0, "drain.resumed", {"by": 0}), end).values()
+    assert (one.outcome, one.why) == ("lost", None)
+    (one,) = told(client(10.0, "connected"), ordered, end).values()
+    assert one.why is not None
+
+
 def test_who_was_not_let_in_is_a_session_too() -> None:
     """Also where its coming is not on record; another connection of a client ends nothing."""
     found = told(

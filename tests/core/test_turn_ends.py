@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 
 import pytest
 
 from mpsagent.core import actions as act
+from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
 from mpsagent.core.waiting import waiting
 from tests.core.harness import ALICE, BOB, CAROL, DAVE, PATIENT, POLICY, Stage
@@ -43,9 +45,9 @@ def test_the_warning_reaches_the_programs_and_the_hook_once(shared: bool) -> Non
     stage.run(3)
     stage.client(BOB)
     stage.run(9.9)
-    assert stage.actions(act.SignalClient, act.RunHook) == []
+    assert stage.actions(act.WarnClient, act.RunHook) == []
     stage.run(4)
-    told = [one for one in stage.actions(act.SignalClient) if isinstance(one, act.SignalClient)]
+    told = stage.actions(act.WarnClient)
     assert [(one.pid, one.signal, one.rule) for one in told] == [
         (pid, signal.SIGUSR1, "switch.warning_signal") for pid in (first.pid, second.pid)
     ]
@@ -68,7 +70,7 @@ def test_who_is_let_in_after_the_warning_is_sent_the_signal_too(shared: bool) ->
     stage.run(11)
     late = stage.client(ALICE, stubborn=True)
     stage.run(2)
-    told = [one for one in stage.actions(act.SignalClient) if isinstance(one, act.SignalClient)]
+    told = stage.actions(act.WarnClient)
     assert [(one.pid, one.signal) for one in told] == [(first.pid, signal.SIGUSR1), (late.pid, signal.SIGUSR1)]
     assert f"while user {BOB} waits; its turn ends in" in told[1].reason
     assert len(stage.actions(act.RunHook)) == 1
@@ -76,7 +78,7 @@ def test_who_is_let_in_after_the_warning_is_sent_the_signal_too(shared: bool) ->
     stage.run(1)
     stage.client(BOB)
     stage.run(11)
-    told = [one for one in stage.actions(act.SignalClient) if isinstance(one, act.SignalClient)]
+    told = stage.actions(act.WarnClient)
     assert [one.pid for one in told[2:]] == [first.pid, late.pid]
 
 
@@ -88,7 +90,7 @@ def test_who_keeps_the_gpu_is_sent_no_signal(how: str) -> None:
     stage.client(BOB)
     stage.run(60)
     assert len(stage.reports("turn.warning")) == 1
-    assert stage.actions(act.SignalClient, act.RunHook) == []
+    assert stage.actions(act.WarnClient, act.RunHook) == []
 
 
 @both
@@ -244,3 +246,85 @@ def test_the_latest_time_that_the_queue_tells_holds_where_programs_do_not_leave(
     assert latest is not None
     stage.run(latest - stage.now)
     assert stage.working(dave)
+
+
+def test_a_client_that_was_only_warned_is_not_on_record_as_ended() -> None:
+    """It works on for an hour and ends by itself, and the report said that mpsagent had ended it."""
+    stage = Stage(WARNS).up()
+    alice = stage.client(ALICE)
+    stage.run(1)
+    bob = stage.client(BOB)
+    stage.run(11)
+    assert warned(stage) == [alice.pid]
+    stage.ends(bob)
+    stage.run(3600)
+    stage.ends(alice)
+    stage.run(1)
+    (ended,) = stage.happened(tr.ClientEnded)
+    assert isinstance(ended, tr.ClientEnded)
+    assert ended.outcome == "ok"
+
+
+WARNS = POLICY.replace("[switch]", '[switch]\nwarning_signal = "SIGUSR1"\n')
+
+
+def warned(stage: Stage) -> list[int]:
+    return [one.pid for one in stage.actions(act.WarnClient)]
+
+
+def back(stage: Stage) -> None:
+    stage.reload(WARNS)
+
+
+@pytest.mark.parametrize(
+    ("away", "again"),
+    [
+        (lambda stage: stage.reload(WARNS.replace('after = "10s"', 'after = "1h"')), lambda stage: None),
+        (lambda stage: stage.reload(WARNS + "[user.alice.switch]\nexempt = true\n"), back),
+        (lambda stage: stage.reload(WARNS.replace("[switch]", "[switch]\nenforce = false")), back),
+        (lambda stage: stage.reload(WARNS.replace("[switch]", '[switch]\naction = "none"')), back),
+        (
+            lambda stage: stage.feed(inp.DrainOrdered(stage.now, stage.now, None)),
+            lambda stage: stage.feed(inp.DrainResumed(stage.now)),
+        ),
+    ],
+    ids=["later", "exempt", "not enforced", "none", "drain"],
+)
+def test_a_turn_that_does_not_end_as_announced_is_announced_again(
+    away: Callable[[Stage], None], again: Callable[[Stage], None]
+) -> None:
+    """It was ended in the same second, hours after its warning: what the program had saved then was all that was
+    left."""
+    stage = Stage(WARNS).up()
+    alice = stage.client(ALICE)
+    stage.run(1)
+    stage.client(BOB)
+    stage.run(11)
+    assert warned(stage) == [alice.pid]
+    away(stage)
+    stage.run(3588)
+    assert stage.working(alice)
+    again(stage)
+    stage.run(4)
+    assert stage.working(alice)
+    stage.run(12)
+    assert not stage.working(alice)
+    assert warned(stage) == [alice.pid] * 2
+    asked, last = stage.times(act.TerminateClient)[0], stage.times(act.WarnClient)[1]
+    assert asked - last >= 5.0, "with its grace"
+
+
+def test_a_warning_that_was_only_reported_is_given_before_the_end() -> None:
+    """With `enforce = false` no program is told; the policy that ends the turn comes later."""
+    stage = Stage(WARNS.replace("[switch]", "[switch]\nenforce = false")).up()
+    alice = stage.client(ALICE)
+    stage.run(1)
+    stage.client(BOB)
+    stage.run(13)
+    assert warned(stage) == []
+    back(stage)
+    stage.run(4)
+    assert stage.working(alice)
+    assert warned(stage) == [alice.pid]
+    stage.run(3)
+    assert not stage.working(alice)

@@ -110,11 +110,11 @@ its next one comes  open        open        contested   warned      late        
 another user comes  carol:open  contested   contested   warned      late        pausing     ending      shut
 the other goes      idle        open        open        open        open        open        ending      idle
 time                idle        open        warned      bob:open    late        contested   bob:open    bob:open
-drain               -           open        contested   warned      late        contested   ending      shut
+drain               -           open        contested   contested   contested   contested   ending      shut
 its name is unknown idle        open        contested   warned      late        pausing     ending      shut
-policy: no end      idle        open        contested   warned      late        contested   ending      shut
+policy: no end      idle        open        contested   contested   contested   contested   ending      shut
 policy: none        idle        open        contested   warned      late        contested   ending      shut
-policy: pause       idle        open        contested   warned      late        pausing     ending      shut
+policy: pause       idle        open        contested   contested   contested   pausing     ending      shut
 fault               idle        open        contested   warned      late        contested   ending      shut
 daemon crashes      idle        open        contested   warned      late        contested   ending      shut
 gate away           idle        open        contested   warned      late        pausing     ending      shut
