@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from mpsagent.cli.wording import Json, many, safe
 from mpsagent.mps.units import duration_text, limits_words
+from mpsagent.policy import apart
 
 NODE = {
     "control.started": "control", "control.ended": "control", "control.restart_ordered": "control",
@@ -96,7 +97,7 @@ class _Told:
     def session(self, one: Json) -> None:
         if one["user"]:
             self._names[one["uid"]] = one["user"]
-        who = (one.get("instance") or "", -1 if one["uid"] is None else int(one["uid"]))
+        who = _who(one)
         came, goes_on = _at(one["came"]), one["ended"] is None
         end = self.until if goes_on else _at(one["ended"])
         if one["kind"] == "client":
@@ -131,8 +132,8 @@ class _Told:
             self._mark(who, "faulted", end, f"process {pid} {how}")
 
     def event(self, event: Json) -> None:
-        at, kind, uid = _at(event["at"]), event["kind"], event.get("uid")
-        who, text = (event.get("instance") or "", -1 if uid is None else int(uid)), safe(event["sentence"], 400)
+        at, kind = _at(event["at"]), event["kind"]
+        who, text = _who(event), safe(event["sentence"], 400)
         if kind == "limits.unconfirmed":
             self._mark(who, "limits", at, text)
         elif kind in ("lease.given", "lease.ended"):
@@ -149,6 +150,12 @@ class _Told:
 
     def _mark(self, who: Who, kind: str, at: float, text: str) -> None:
         self.marks[who].append(Mark(kind, at, text))
+
+
+def _who(one: Json) -> Who:
+    """Return the section and the user of a session or an event: the lanes of several users are on one GPU."""
+    uid = -1 if one.get("uid") is None else int(one["uid"])
+    return apart.section_of(one.get("instance") or "", uid), uid
 
 
 def _at(text: str) -> float:

@@ -261,6 +261,16 @@ def test_each_instance_has_its_gpu_and_its_users() -> None:
     }
 
 
+def test_users_with_control_daemons_of_their_own_share_a_gpu() -> None:
+    """Each was drawn alone on a GPU of its own, at the same time."""
+    alice, bob = (connected(0, uid, uid, instance=f"gpu-u{uid}") for uid in (1001, 1002))
+    picture = of([alice, bob], 60)
+    (gpu,) = picture.gpus
+    assert gpu.label == "GPU"
+    assert ["alice" in one.text and "bob" in one.text for one in gpu.spans] == [True]
+    assert [one.label for one in picture.users] == ["alice", "bob"]
+
+
 def test_an_end_that_no_agent_has_seen_is_said_as_that() -> None:
     """It is known until the last record before."""
     (span,) = of([*story()[1:2], ended(4000, 10, 1001, 3940.0, "unknown")], 6000).users[0].spans
