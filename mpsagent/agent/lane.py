@@ -223,7 +223,9 @@ class Lane:
     def note_conditions(self) -> None:
         now, executor = self._clock.now(), self.executor
         self.conditions.set("front-end", executor.front_end_problem, now, "is the NVIDIA driver installed?")
-        self.conditions.set("control daemon", executor.start_problem, now, "see mpsagent-cli events")
+        wanted = self.key not in self._core.state.lanes or self._core.view(self.key).wanted
+        what = executor.start_problem if wanted else None
+        self.conditions.set("control daemon", what, now, "see mpsagent-cli events")
         problem = executor.multiuser_problem
         what = None if problem is None else f"{problem}, so each turn has a server of its own"
         self.conditions.set("shared server", what, now, 'set server = "own" in [instance.NAME]')

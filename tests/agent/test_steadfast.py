@@ -587,3 +587,16 @@ def test_directories_that_could_not_be_made_at_the_start_are_no_problem_for_ever
         assert "directories" not in agent.conditions.topics()
 
     play(place, scenario)
+
+
+def test_a_control_daemon_that_is_not_wanted_any_more_is_no_problem_because_it_did_not_start(tmp_path: Path) -> None:
+    """Since the policy gives each user one, none is started for all, and `status` ended with 1 for good."""
+
+    async def scenario(agent: Agent) -> None:
+        await until(lambda: "control daemon" in agent.conditions.topics())
+        path = tmp_path / "policy.toml"
+        path.write_text(path.read_text().replace('sharing = "turns"', 'sharing = "apart"'))
+        await node_of(agent).acting.reload(0)
+        await until(lambda: not {"control daemon", "control daemon failed"} & {*agent.conditions.topics()})
+
+    play(tmp_path, scenario, instance='sharing = "turns"\nserver = "own"\n')
