@@ -1,4 +1,4 @@
-"""The GPUs as CUDA numbers them, asked once by a short-lived helper process; and the simulated ones.
+"""The GPUs as CUDA numbers them, asked at each start of a control daemon by a short-lived helper; and simulated ones.
 
 After a driver error NVML and libcuda can hang for ever, even beyond SIGKILL: the agent never loads them. The helper's
 pipe directory does not exist, so that it is never a client of MPS. What changes while the GPUs work is asked in
