@@ -112,7 +112,7 @@ def _turns(view: View, now: float) -> dict[int, float]:
 
 def test_expected_turns_add_up_what_each_user_ahead_may_keep() -> None:
     """7 has it; 8 waits since 18 and gets its turn after 100 + 10 s; 9 after 8's own 20 + 10 s more. Its processes
-    have gone 10.5 s after that at the latest."""
+    have gone 10 s after that at the latest."""
     view = View(state_of('[switch]\nafter = "100s"\ngrace = "10s"\n[user.u8]\nswitch.after = "20s"\n', 8, 9), turn=TURN)
     assert _turns(view, 30.0) == {8: 138.0, 9: 178.0}
     assert _turns(view, 140.0) == {8: 140.0, 9: 180.0}, "never in the past"
