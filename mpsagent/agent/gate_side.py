@@ -192,8 +192,7 @@ class GateSide:
         if first is None:
             self._take(told)
             return
-        *told, synced = told
-        told += [*self._remember(now), synced]
+        told[1:1] = self._remember(now)  # behind the greeting: what these clients wait for is a further context
         saved.take_up_turn(self._core, first, told, now)
         saved.take_up_usage(self._core, first, now)
         self._take([*told, saved.ending(first, now)])

@@ -22,3 +22,14 @@ def test_a_user_whose_daemon_has_no_client_any_more_has_a_name_after_a_restart()
     day = Habit(1, "apart", comes, (Fault(20.0, "agent"),), LIMITS, ends=True, quiet=True, rest=90.0)
     found = played(day, Lived)
     assert found is None, found[0]
+
+
+@pytest.mark.parametrize("way", ["shared", "apart"])
+def test_a_client_that_wants_a_context_while_gate_and_agent_are_removed_is_counted_once(way: str) -> None:
+    """Mixed, seed 6035: its connection was taken in before what the earlier agent had kept of it."""
+    comes = tuple(Comes(2.0, 2003, 60.0, kind="worker") for _ in range(8))
+    faults = Fault(9.9, "agent", "away", 10), Fault(10.0, "agent", "removed", 2)  # the gate is back first
+    sections = ((3001, (10.0, 1024)),)  # so it holds them meanwhile
+    day = Habit(1, way, comes, faults, LIMITS, ends=True, quiet=True, cgroups=sections)
+    found = played(day, Lived)
+    assert found is None, found[0]
