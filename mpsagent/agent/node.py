@@ -310,6 +310,8 @@ class Node(Recorder):
     def _look_at_gate(self, now: float) -> None:
         path, problem = f"{self.where.public}/control", self.placing.link.problem
         do = "clients are held, or served by what the agent told the gate last; see the gate's own log"
+        if self.settings.supervise == "systemd":
+            do = "clients are held; systemctl start mpsagent-gate, and see journalctl -u mpsagent-gate"
         self.conditions.set("gate", problem, now, do)
         wrong, opens = unusable(path, users=True) or ("", "")
         there = not wrong or opens != ""

@@ -129,6 +129,7 @@ class ControlUnit(ControlSupervisor):
         try:
             write_environment(self.environment_file, {**environment, **own, **unit})
             async with asyncio.timeout(deadline):
+                await self._settled()  # a start would cancel the `systemctl stop` of an administrator, which then fails
                 await in_thread(self._systemd.start, self.unit, deadline=CALL_DEADLINE)
                 state = await self._settled()
         except TimeoutError:

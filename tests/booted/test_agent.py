@@ -134,6 +134,22 @@ def test_an_agent_that_starts_again_after_its_end_does_not_open_the_gate(running
     assert_served_exactly(running, BOB)
 
 
+def test_a_control_daemon_that_is_stopped_by_hand_stops_and_is_started_again(running: Machine) -> None:
+    """The stop failed with "Job canceled", because the agent started it meanwhile. A stopped gate has its command."""
+    unit = "mpsagent-control@default.service"
+    before = running.show(unit, "MainPID")["MainPID"]
+    done = running.run("systemctl", "stop", unit, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    until("another one", lambda: running.show(unit, "MainPID")["MainPID"] not in ("0", before))
+    until("ready for users", lambda: ready(running))
+    assert_served_exactly(running, BOB)
+    running.systemctl("stop", "mpsagent-gate.service", "mpsagent-gate.socket")
+    until(
+        "it is said",
+        lambda: "systemctl start mpsagent-gate" in running.run("mpsagent-cli", "status", check=False).stdout,
+    )
+
+
 def test_stopping_the_agent_leaves_mps_running(running: Machine) -> None:
     """Maintenance of the agent is not maintenance of the GPU; a new agent takes over what it finds."""
     worker = Worker(running, ALICE)
@@ -276,7 +292,7 @@ def test_purge_of_a_running_agent_ends_all_and_leaves_nothing(running: Machine) 
     running.write("/etc/mpsagent/policy.d/20-cdi.toml", '[agent]\ncdi_file = "/etc/cdi/mps.json"\n')
     running.systemctl("reload", "mpsagent")
     until("containers are told of the gate", running.path("/etc/cdi/mps.json").exists)
-    running.run("dpkg", "--purge", "mpsagent")
+    assert "is ended, with the CUDA work" in running.run("dpkg", "--purge", "mpsagent").stderr
     assert os.listdir(running.path("/etc/cdi")) == ["gpu.json"]
     assert running.run("pgrep", "-f", "nvidia-cuda-mps|mpsagent run", check=False).returncode == 1
     for place in ("/etc/mpsagent", "/var/lib/mpsagent", "/run/mpsagent", "/var/log/nvidia-mps", "/usr/lib/mpsagent"):
@@ -294,7 +310,9 @@ def test_removed_and_installed_again_it_takes_over_who_works(running: Machine) -
 
     until("the client is known", lambda: [one[0] for one in known()] == [int(ALICE)])
     before = known()
-    running.run("dpkg", "--remove", "mpsagent")
+    said = running.run("dpkg", "--remove", "mpsagent").stderr
+    assert "Programs that start now run without limits" in said
+    assert "  systemctl stop mpsagent-control@default.service" in said.splitlines()
     running.run("dpkg", "--install", "/root/mpsagent.deb")
     running.systemctl("enable", "--now", "mpsagent.socket", "mpsagent.service")
     until("the client is known", lambda: [one[0] for one in known()] == [int(ALICE)])
