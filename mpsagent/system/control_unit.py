@@ -129,7 +129,9 @@ class ControlUnit(ControlSupervisor):
         try:
             write_environment(self.environment_file, {**environment, **own, **unit})
             async with asyncio.timeout(deadline):
-                await self._settled()  # a start would cancel the `systemctl stop` of an administrator, which then fails
+                # A start would cancel the `systemctl stop` of an administrator, which then fails.
+                with suppress(Exception):  # systemd in difficulty: the start reports it
+                    await self._settled()
                 await in_thread(self._systemd.start, self.unit, deadline=CALL_DEADLINE)
                 state = await self._settled()
         except TimeoutError:
