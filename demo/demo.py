@@ -193,6 +193,28 @@ class Demo:
         return client.waited()
 
 
+def without_policy(show: Show) -> bool:
+    """The default: all users work at once. Returns whether they did."""
+    show.scene("Without a policy: every user works at once, on a control daemon of the user's own")
+    with Stage("", sharing="apart") as stage:
+        stage.start_agent()
+        until("the gate", lambda: stage.ask("/v1/status")["gate"]["in_force"])
+        clients = [stage.client(uid, "sleep", "600") for uid in NAMES]
+        for one in clients:
+            one.saw("^ctx")
+        at_once = all(one.ended is None for one in clients)
+        for one in clients:
+            waited = f"{one.waited():.2f} s"
+            show.deed(one.uid, f"works {waited} after its start (pid {one.pid})")
+            one.signal(signal.SIGTERM)
+            one.wait()
+        stage.stop_agent()
+        stage.stop_gate()
+    if not at_once:
+        show.title("BROKEN: a user waited for another one.")
+    return at_once
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Agent and gate at work on a simulated GPU.")
     parser.add_argument("--quick", action="store_true", help="shorter waits and wide limits, for tests")
@@ -211,6 +233,8 @@ def main() -> int:
         show.title("Not root: alice, bob, carol and dave are all you, so there are no turns. As root there is more.")
     began = time.monotonic()
     try:
+        at_once = without_policy(show)
+        show.title("From here on a policy: limits for each user, and turns.")
         with Stage(POLICY.format(users=users if root else "", after=after, grace=grace)) as stage:
             stage.start_agent()
             with show.following(stage.socket) as events:
@@ -227,7 +251,7 @@ def main() -> int:
         show.title("Interrupted; everything that was started has been ended.")
         return 130
     kept = judge(facts, events, show, took=time.monotonic() - began, left=left)
-    return 0 if kept else 1
+    return 0 if kept and at_once else 1
 
 
 if __name__ == "__main__":

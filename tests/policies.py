@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from mpsagent.policy.files import load
 from mpsagent.policy.policy import Policy
 
@@ -11,3 +13,11 @@ def policy(*texts: str) -> Policy:
     made, errors = load([(f"{number}.toml", text) for number, text in enumerate(texts)])
     assert made is not None, errors
     return made
+
+
+def in_turns(text: str) -> str:
+    """Return a second file for a policy: users take turns in each instance that does not say how they share."""
+    found = re.split(r"^\[instance\.([\w-]+)\]$", text, flags=re.MULTILINE)
+    sections = dict(zip(found[1::2], found[2::2], strict=True)) or {"default": ""}
+    silent = [name for name, rest in sections.items() if not re.search(r"^sharing =", rest, re.MULTILINE)]
+    return "".join(f'[instance.{name}]\nsharing = "turns"\n' for name in silent)

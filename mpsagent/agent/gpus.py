@@ -31,6 +31,11 @@ def known(devices: tuple[Device, ...]) -> tuple[Device, ...]:
     return () if devices == UNKNOWN else devices
 
 
+EXCLUSIVE = "exclusive-process"
+MODES = "exclusive-gpus.json"
+MODES_WAIT, MODES_WAIT_KNOWN = 15.0, 3.0
+"""Seconds for which the start waits for the compute modes: without persistence mode the driver starts each GPU first.
+The second one counts if an earlier agent has known them."""
 MOMENT = 1.0
 """Seconds for which an answer about the machine is every instance's."""
 _Answer = TypeVar("_Answer")
@@ -115,6 +120,11 @@ class Gpus:
         found = [self.seen.get(device.uuid) for device in known(tuple(devices))]
         return all(one is not None and one.problem is None for one in found)
 
+    def exclusive(self, before: frozenset[str]) -> frozenset[str]:
+        """Return the GPUs in EXCLUSIVE_PROCESS mode, by UUID. One whose mode is not known is as it was ``before``."""
+        modes = self.modes
+        return frozenset(uuid for uuid, mode in modes.items() if mode == EXCLUSIVE) | (before - modes.keys())
+
     def lost(self) -> str | None:
         """The GPUs that say nothing, in words."""
         return "; ".join(f"GPU {one.uuid or one.number} {one.problem}" for one in self.all if one.problem) or None
@@ -161,3 +171,29 @@ def remember(settings: Settings, visible: Sequence[str], found: Sequence[Device]
     known[",".join(visible)] = [asdict(device) for device in found]
     with suppress(OSError):
         whole_file.write(path, json.dumps({"by visible": known}))
+
+
+async def exclusive(settings: Settings, machine: Gpus) -> frozenset[str]:
+    """Return the GPUs in EXCLUSIVE_PROCESS mode, by UUID; if the driver does not answer in time, those that the last
+    agent has found."""
+    known = _known_exclusive(settings)
+    looking = asyncio.ensure_future(machine.look())
+    await asyncio.wait({looking}, timeout=MODES_WAIT if known is None else MODES_WAIT_KNOWN)
+    found = machine.exclusive(frozenset()) if machine.modes else known or frozenset()
+    if found != known:
+        remember_exclusive(settings, found)
+    return found
+
+
+def _known_exclusive(settings: Settings) -> frozenset[str] | None:
+    if settings.state_directory is not None:
+        with suppress(OSError, ValueError, TypeError):
+            return frozenset(map(str, json.loads(Path(settings.state_directory, MODES).read_bytes())))
+    return None
+
+
+def remember_exclusive(settings: Settings, found: frozenset[str]) -> None:
+    """Keep them for the next agent."""
+    if settings.state_directory is not None:
+        with suppress(OSError):
+            whole_file.write(Path(settings.state_directory, MODES), json.dumps(sorted(found)))

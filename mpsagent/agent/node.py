@@ -34,7 +34,14 @@ from mpsagent.core.view import View
 from mpsagent.core.waiting import waiting
 from mpsagent.mps.gpus import GpusSeen
 from mpsagent.mps.limits import Device
-from mpsagent.policy.instances import environment, instances, needs_devices, with_own_directories, without_section
+from mpsagent.policy.instances import (
+    environment,
+    instances,
+    needs_devices,
+    needs_modes,
+    with_own_directories,
+    without_section,
+)
 from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.policy import Policy
 from mpsagent.system import container_device
@@ -106,6 +113,8 @@ class Node(Recorder):
         self._watch: DeviceWatch | None = None
         self._follow_up: asyncio.TimerHandle | None = None
         self._machine: tuple[Device, ...] = ()
+        self._exclusive: frozenset[str] = frozenset()
+        """GPUs in EXCLUSIVE_PROCESS mode, by UUID, as far as they are known."""
         self._loading = asyncio.Lock()
         self._foreign_at, self._foreign_busy = float("-inf"), False
 
@@ -115,6 +124,8 @@ class Node(Recorder):
         return self.agents[0].where
 
     def _mps(self) -> dict[str, str]:
+        if not self.agents:  # the GPUs are asked before it is known which instances there are
+            return dict(os.environ)
         first = self.agents[0]
         return mps_environment(first.policy, first.where)
 
@@ -204,13 +215,16 @@ class Node(Recorder):
 
     async def _instances(self) -> Sequence[Policy]:
         """A policy for each instance. Raises OSError when that depends on GPUs that cannot be found."""
-        if needs_devices(self.policy):
+        if needs_modes(self.policy):
+            self._exclusive = await gpus.exclusive(self.settings, self.gpus)
+        if needs_devices(self.policy) or self._exclusive:
             found = await gpus.find(self.settings, os.environ)
             self._machine = gpus.remembered(self.settings, ()) if isinstance(found, str) else found
             if isinstance(found, str) and not self._machine:
-                raise OSError(f'devices = ["each"] needs the GPUs, and they cannot be found: {found}')
+                why = 'devices = ["each"]' if needs_devices(self.policy) else "a GPU in EXCLUSIVE_PROCESS mode"
+                raise OSError(f"{why} needs the GPUs, and they cannot be found: {found}")
             gpus.remember(self.settings, (), self._machine)
-        made = instances(self.policy, self._machine)
+        made = instances(self.policy, self._machine, self._exclusive)
         if not made:
             raise OSError('devices = ["each"], and there is no GPU; see nvidia-smi -L')
         self.own = self.policy.placement == "own"
@@ -287,6 +301,7 @@ class Node(Recorder):
 
     def _look_around(self, now: float) -> None:
         self.conditions.expire(now)
+        self._look_at_modes(now)
         self.shown.changed()
         self._look_at_api(now)
         self._look_at_opens(now)
@@ -300,6 +315,17 @@ class Node(Recorder):
         self.conditions.set(
             "names", what, now, "make getent passwd UID answer: the policy says by name where a user belongs"
         )
+
+    def _look_at_modes(self, now: float) -> None:
+        """A GPU that has come to EXCLUSIVE_PROCESS mode, or has left it, is shared in another way from now on."""
+        shut = self.gpus.exclusive(self._exclusive)
+        if shut == self._exclusive or not needs_modes(self.policy):
+            return
+        self._exclusive = shut
+        if not self._machine:
+            self._machine = next((agent.devices for agent in self.agents if not agent.policy.devices), ())
+        gpus.remember_exclusive(self.settings, shut)
+        self.conditions.set("restart", self._use(self.policy), now, "systemctl restart mpsagent")
 
     def _look_at_api(self, now: float) -> None:
         lost = f", {self.shown.lost} lost" if self.shown.lost else ""
@@ -471,6 +497,7 @@ class Node(Recorder):
         self.record("policy.loaded", now, digest=policy.digest, files=list(policy.sources))
         later = self._use(policy)
         self.conditions.set("restart", later, now, "systemctl restart mpsagent")
+        self._look_at_modes(now)
         self.people.refresh()
         self.placing.again()
         await self._install_device()
@@ -509,7 +536,7 @@ class Node(Recorder):
 
     def each_of(self, policy: Policy) -> dict[str, Policy]:
         """What a policy says of each instance, by the names that they have now."""
-        made = instances(policy, self._machine)
+        made = instances(policy, self._machine, self._exclusive)
         if self.own:
             made = with_own_directories(made, self.settings.run_directory)
         fresh = {one.instance: one for one in made}

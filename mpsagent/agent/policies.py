@@ -16,7 +16,7 @@ from mpsagent.system import whole_file
 from mpsagent.system.policy_files import Texts, read_policy
 from mpsagent.system.threads import in_thread
 from mpsagent.system.unit_places import Places, places
-from mpsagent.system.unsupported import compute_modes, unsupported
+from mpsagent.system.unsupported import unsupported
 
 LAST = "last-policy.json"
 FIXED = ("pipe_directory", "log_directory", "control_program", "devices", "instance")
@@ -68,7 +68,7 @@ async def read(settings: Settings, *, remember: bool = True) -> tuple[Policy | N
     try:  # aside: a large one takes longer than a waiting client can wait
         policy, mistakes = await in_thread(load, texts, deadline=30.0)
         if policy is not None:
-            mistakes += await unsupported(policy, lambda: compute_modes(settings.devices_file))
+            mistakes += await unsupported(policy)
         if policy is not None and not unread and not mistakes and remember and settings.state_directory is not None:
             with suppress(TimeoutError):  # of a slow disk; the policy is as good all the same
                 await in_thread(_remember, settings.state_directory, texts, deadline=5.0)

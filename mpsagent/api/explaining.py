@@ -12,7 +12,7 @@ from mpsagent.mps.units import limits_words
 from mpsagent.policy import values
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.keys import OF_CGROUPS
-from mpsagent.policy.sharing import WORDS
+from mpsagent.policy.sharing import words
 
 
 def explained(one: Instance, who: Identity, cgroup: str | None, names: Names, now: float) -> Json:
@@ -21,7 +21,7 @@ def explained(one: Instance, who: Identity, cgroup: str | None, names: Names, no
     return {
         **view.policy.rules(who).explain(view.state.devices if one.devices_known else ()),
         **({} if cgroup is None else _there(one, who, cgroup)),
-        "sharing": {view.policy.sharing: WORDS[view.policy.sharing]},
+        "sharing": {view.policy.sharing: words(view.policy)},
         "now": {
             "clients": len(view.state.clients_of_user(who.uid)),
             "waiting": next((row for row in views.queue(one, names, now) if row["uid"] == who.uid), None),

@@ -23,6 +23,7 @@ from mpsagent.mps.limits import Device, Limits
 from mpsagent.mps.units import iso
 from mpsagent.policy import apart
 from mpsagent.policy.containers import container
+from mpsagent.policy.sharing import exclusive
 
 Json = dict[str, Any]
 STATUS_USERS = 100
@@ -303,6 +304,7 @@ def _page(one: Instance, page: Page, about: About, now: float) -> Json:
     return {
         "mode": {
             "sharing": view.sharing, "server": "shared" if view.shared else "own", "enforced": view.policy.enforce,
+            "why": exclusive(view.policy),
         },
         "devices": [device(each, page.gpus) for each in (state.devices if one.devices_known else ())],
         "control": state.control and row(shapes.Control, state.control, running=state.control.proven),

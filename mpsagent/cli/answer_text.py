@@ -91,6 +91,8 @@ def _of_one(body: Json, now: datetime, most: int, *, known: bool) -> list[tuple[
     least = sum(one["memory"] or 0 for one in at_work)
     rows += [("", safe(text), style) for text, style in gpus_now(body["devices"][:most], now, least)]
     rows.append(("MPS", *_mps(body, now)))
+    if body["mode"]["why"]:
+        rows.append(("turns", safe(body["mode"]["why"], 400), ""))
     if body["drain"]["draining"]:
         rows.append(("drain", _drain(body["drain"], now), "warn"))
 

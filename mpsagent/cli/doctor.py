@@ -160,6 +160,9 @@ def _agent(path: str, seen: _Seen) -> Iterator[Finding]:
     for one in status["not_guaranteed"]:
         where = f"{one['instance']}: " if "instance" in one else ""
         yield Finding(WARNING, "not sure", where + one["what"], one["do"])
+    for part in status["instances"]:
+        if part["mode"]["why"]:
+            yield Finding(NOTE, "sharing", part["mode"]["why"])
     if seen.events and _ahead(seen.events[-1]) > FUTURE:
         what = f"the newest event lies {_ahead(seen.events[-1]):.0f} s in the future: the clock was set back"
         yield Finding(WARNING, "clock", what, "timedatectl")

@@ -155,7 +155,7 @@ def _of_this_machine(
     from mpsagent.policy.instances import names
     from mpsagent.policy.plausible import needs_devices
     from mpsagent.system.devices import from_file, probe
-    from mpsagent.system.unsupported import compute_modes, unsupported
+    from mpsagent.system.unsupported import unsupported
 
     remarks: list[str] = []
     found: tuple[Device, ...] = ()
@@ -173,7 +173,7 @@ def _of_this_machine(
         chosen = [one for uuid in policy.devices for one in found if one.uuid.lower() == uuid.lower()]
         found = tuple(replace(one, ordinal=number) for number, one in enumerate(chosen)) or found
     return (
-        list(asyncio.run(unsupported(policy, lambda: compute_modes(devices)))),
+        list(asyncio.run(unsupported(policy))),
         list(asyncio.run(warnings(policy, found, texts, parts))),
         remarks,
     )

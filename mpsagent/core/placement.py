@@ -21,7 +21,8 @@ NOWHERE = "the policy has no instance for this user: none names the user or a gr
 class Place:
     """An instance as placement sees it. ``there``: users who work or wait there; ``admitted``: users whom the gate lets
     in there, who may all have left; ``clients``: processes that work or wait; ``memory``: what those at work may take,
-    as a share of the GPUs' memory; ``able``: it serves, or will soon."""
+    as a share of the GPUs' memory; ``able``: it serves, or will soon; ``exclusive``: the section of an instance that
+    serves one GPU in EXCLUSIVE_PROCESS mode."""
 
     name: str
     users: tuple[str, ...] = ()
@@ -31,6 +32,7 @@ class Place:
     clients: int = 0
     memory: float = 0.0
     able: bool = True
+    exclusive: str = ""
 
     @property
     def for_all(self) -> bool:
@@ -50,12 +52,15 @@ def stays(uid: int, places: Sequence[Place]) -> str | None:
 
 def place(who: Identity, places: Sequence[Place], how: Placement) -> str | None:
     """The instance for a user who is nowhere yet; None: there is none for this user."""
-    candidates = _candidates(who, places)
-    if how != "least-loaded":
-        return candidates[0].name if candidates else None
+    candidates = _choice(who, places, how)
     candidates = [one for one in candidates if one.able] or candidates
-    least = min(candidates, key=lambda one: (len(one.there), one.clients, one.memory), default=None)
+    least = min(candidates, key=_load, default=None)
     return None if least is None else least.name
+
+
+def _load(one: Place) -> tuple[bool, int, int, float]:
+    """Return how little a further user would get there. On a GPU in EXCLUSIVE_PROCESS mode a second user waits."""
+    return bool(one.exclusive and one.there), len(one.there), one.clients, one.memory
 
 
 def open_to(who: Identity, places: Sequence[Place]) -> list[str]:
@@ -66,9 +71,18 @@ def open_to(who: Identity, places: Sequence[Place]) -> list[str]:
 def free(who: Identity, places: Sequence[Place], how: Placement) -> str | None:
     """An instance where no user works or waits, for one who waits elsewhere: no GPU is idle while a user waits for
     another one."""
-    if how != "least-loaded":
-        return None
-    return next((one.name for one in _candidates(who, places) if one.able and not one.there), None)
+    choice = _choice(who, places, how)
+    return next((one.name for one in choice if one.able and not one.there), None) if len(choice) > 1 else None
+
+
+def _choice(who: Identity, places: Sequence[Place], how: Placement) -> list[Place]:
+    """The instances among which the load decides. The GPUs of one section that are all in EXCLUSIVE_PROCESS mode were
+    not divided by the policy, so its users are spread over them even if the policy fixes users to sections."""
+    candidates = _candidates(who, places)
+    if how == "least-loaded" or not candidates:
+        return candidates
+    first = candidates[0]
+    return [one for one in candidates if first.exclusive and one.exclusive == first.exclusive] or [first]
 
 
 def _candidates(who: Identity, places: Sequence[Place]) -> list[Place]:
@@ -82,7 +96,7 @@ def _candidates(who: Identity, places: Sequence[Place]) -> list[Place]:
 
 def named(policy: Policy) -> Place:
     """An instance by its policy alone: whom it is for."""
-    return Place(policy.instance, policy.only_users, policy.only_groups)
+    return Place(policy.instance, policy.only_users, policy.only_groups, exclusive=policy.exclusive)
 
 
 def place_of(

@@ -6,13 +6,13 @@ first there as everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from mpsagent.mps.limits import Device
 from mpsagent.policy import apart
 from mpsagent.policy.keys import KEYS, Scope
-from mpsagent.policy.origins import Origin, PolicyError, key_text
+from mpsagent.policy.origins import Origin, PolicyError, Setting, key_text
 from mpsagent.policy.parse import EACH
 from mpsagent.policy.policy import Policy, of_instance, weights_of
 
@@ -29,19 +29,63 @@ def needs_devices(policy: Policy) -> bool:
     return any(_devices(policy, name) == (EACH,) for name in names(policy))
 
 
-def instances(policy: Policy, devices: Iterable[Device]) -> tuple[Policy, ...]:
-    """A policy for each instance. ``devices``: all GPUs of the machine, as far as they are known."""
-    sections = names(policy)
+def needs_modes(policy: Policy) -> bool:
+    """Return whether the compute modes of the GPUs decide which instances there are."""
+    return any(_may_split(of(policy, name)) for name in names(policy))
+
+
+def instances(
+    policy: Policy, devices: Iterable[Device], exclusive: Collection[str] = frozenset()
+) -> tuple[Policy, ...]:
+    """A policy for each instance. ``devices``: all GPUs of the machine, as far as they are known; ``exclusive``: the
+    UUIDs of those in EXCLUSIVE_PROCESS mode."""
+    sections, machine = names(policy), tuple(devices)
     taken = {uuid.lower() for name in sections for uuid in _devices(policy, name)}
-    free = [device for device in devices if device.uuid and device.uuid.lower() not in taken]
+    free = [device for device in machine if device.uuid and device.uuid.lower() not in taken]
     found: list[Policy] = []
     for name in sections:
-        if _devices(policy, name) == (EACH,):
-            one = of(policy, name)
-            found += [_on(one, device) for device in free]
-        else:
-            found.append(of(policy, name))
+        one = of(policy, name)
+        made = [_on(one, device) for device in free] if one.devices == (EACH,) else [one]
+        for each in made:
+            found += _by_mode(each, machine, exclusive)
     return tuple(found)
+
+
+def _may_split(one: Policy) -> bool:
+    return one.sharing == "apart" and one.compute_mode != "default"
+
+
+def _by_mode(one: Policy, machine: Sequence[Device], exclusive: Collection[str]) -> Iterator[Policy]:
+    """A GPU in EXCLUSIVE_PROCESS mode belongs to one control daemon, so it gets an instance of its own, in which users
+    take turns. The section's own instance keeps all other GPUs, or the first such GPU if there is no other one."""
+    if not _may_split(one) or not exclusive:
+        yield one
+        return
+    known = {device.uuid.lower(): device for device in machine if device.uuid}
+    mine = [uuid.lower() for uuid in one.devices] or list(known)
+    shut = [uuid for uuid in mine if uuid in {each.lower() for each in exclusive}]
+    rest = tuple(known[uuid].uuid if uuid in known else uuid for uuid in mine if uuid not in shut)
+    if shut and rest:
+        yield replace(one, devices=rest)
+    elif not shut:
+        yield one
+    for number, uuid in enumerate(shut):
+        device = known.get(uuid)
+        alone = replace(_in_turns(one), devices=(uuid if device is None else device.uuid,))
+        if number or rest:
+            place = f"gpu{number if device is None else device.ordinal}"
+            log = f"{one.log_directory}/{place}"
+            alone = replace(alone, instance=f"{one.instance}-{place}", log_directory=log)
+        elif len(shut) == 1:
+            alone = replace(alone, devices=one.devices)
+        yield alone
+
+
+def _in_turns(one: Policy) -> Policy:
+    """Turns that have no end unless the policy writes one."""
+    never = Setting(None, Origin("switch.after"))
+    settings = {("switch", "after"): never, **one.settings}
+    return replace(one, sharing="turns", server="own", exclusive=one.instance, settings=settings)
 
 
 def of(policy: Policy, name: str) -> Policy:
@@ -88,7 +132,8 @@ def environment(made: Sequence[Policy]) -> dict[str, str]:
     """What a user's programs need to find MPS, whichever of these instances they come to. Inside an instance that has
     some of the GPUs these are numbered from 0, and who counts GPUs by NVML, as PyTorch does, would look for more."""
     found = {"CUDA_MPS_PIPE_DIRECTORY": made[0].pipe_directory}
-    counts = [len(one.devices) for one in made]
+    shared = [one for one in made if not one.exclusive]
+    counts = [len(one.devices) for one in shared or made]
     if all(counts):
         found["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(min(counts))))
     return found
@@ -110,7 +155,7 @@ def mistakes(policy: Policy) -> list[PolicyError]:
             text = f"has another pipe_directory than {sections[0].instance}"
             hint = "one public directory serves all instances: remove the line, or write the same one"
             found.append(told(policy, one, "pipe_directory", text, hint))
-    found += [one for section in sections for one in _no_pause(section)]
+    found += [one for section in sections for one in (*_no_pause(section), *_several_parts(policy, section))]
     each = [one for one in sections if one.devices == (EACH,)]
     if len(each) > 1:
         text = f'devices = ["each"] stands in {each[0].instance} already'
@@ -127,14 +172,25 @@ def _apart(policy: Policy, sections: Sequence[Policy]) -> Iterator[PolicyError]:
         if apart.split(one.instance) or (one.devices == (EACH,) and apart.split(f"{one.instance}0")):
             text = "mpsagent names the control daemons of users so: NAME-u and a uid"
             yield told(policy, one, "devices", text, "choose another name")
+        section, _, number = one.instance.rpartition("-gpu")
+        if number.isdecimal() and any(other.sharing == "apart" and other.instance == section for other in sections):
+            text = f"mpsagent names an instance for a GPU of {section} in EXCLUSIVE_PROCESS mode so"
+            yield told(policy, one, "devices", text, "choose another name")
         if one.sharing != "apart":
             continue
         if len(one.instance) > apart.LONGEST:
             text = f"apart, users' uids are added to its name, which may have {apart.LONGEST} characters then"
             yield told(policy, one, "sharing", text, "choose a shorter name")
         if one.compute_mode == "exclusive-process":
-            text = '"apart" is not possible with compute_mode = "exclusive-process": one control daemon owns a GPU then'
-            yield told(policy, one, "sharing", text, 'write compute_mode = "default", or sharing = "together"')
+            text = '"exclusive-process" lets one control daemon use a GPU, and sharing = "apart" has one for each user'
+            yield told(policy, one, "compute_mode", text, 'write sharing = "turns" or "together", or leave it out')
+
+
+def _several_parts(policy: Policy, one: Policy) -> Iterator[PolicyError]:
+    """CUDA sees one MIG device at a time, so a control daemon serves one."""
+    if len(one.devices) > 1 and any(uuid.startswith("MIG-") for uuid in one.devices):
+        text = "one control daemon cannot serve a MIG device together with other devices"
+        yield told(policy, one, "devices", text, "write an instance for each MIG device")
 
 
 def _no_pause(one: Policy) -> Iterator[PolicyError]:

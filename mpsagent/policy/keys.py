@@ -219,11 +219,11 @@ KEYS: tuple[Key, ...] = (
                 "the user has clients; faults stay with their user",
             },
         ),
-        _OF, "how users share its GPUs", "turns",
+        _OF, "how users share its GPUs; with `enforce = false` at the top `apart`", "apart",
     ),
     Key(
         "instance", "apart_users", kinds.whole(1, 128), _OF,
-        'with `sharing = "apart"`: users with a control daemon at a time; others are held', 16,
+        'with `sharing = "apart"`: users with a control daemon at a time; others are held', 64,
     ),
     Key(
         "instance", "apart_idle_timeout", kinds.duration(1, LONG), _OF,

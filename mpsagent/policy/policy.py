@@ -33,6 +33,13 @@ IN_RULES: dict[str, Key] = {key.shown: key for key in KEYS if key.in_rules}
 """What Rules have, by the names that `origin` and `explain` use."""
 
 
+REPORTING: dict[str, Any] = {
+    name: default("instance", name) for name in ("sharing", "apart_users", "compute_mode", "bypass")
+}
+"""Settings of each instance while nothing is enforced: every user is admitted at once, and no program fails because of
+the compute mode."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What applies to one user, by the words of `keys`. Times in seconds; None: no such limit, or never."""
@@ -226,6 +233,9 @@ class Policy:
     bypass_grace: float = default("instance", "bypass_grace")
     bypass_exempt: tuple[str, ...] = default("instance", "bypass_exempt")
     control_program: str = default("instance", "control_program")
+    exclusive: str = ""
+    """The section of an instance that serves one GPU in EXCLUSIVE_PROCESS mode, where users take turns because of that;
+    else empty."""
 
     hang_control: float = default("hang", "control")
     hang_server: float = default("hang", "server")
@@ -407,7 +417,7 @@ def build(
         given.setdefault("hang_server_ready", given["hang_server"])
     for _, name in [path for path in named if path[0] == "instance"][:1]:
         given |= {"instance": name, **of_instance(settings, name)}
-    given["enforce"] = all(settings[path].value for path in MASTER if path in settings)
+    given["enforce"] = enforced(settings)
     hang = settings.get(("hang", "enforce"))
     given["enforce_hang"] = given["enforce"] and (hang is None or hang.value)
     weights = weights_of(settings)
@@ -426,7 +436,13 @@ def of_instance(settings: Mapping[Path, Setting], name: str) -> dict[str, Any]:
     """What the section of an instance gives, by the attributes of Policy."""
     rows = [key for key in KEYS if key.scope is Scope.INSTANCE]
     found = {key.field: settings.get(("instance", name, key.name)) for key in rows}
-    return {field: one.value for field, one in found.items() if one is not None}
+    given = {field: one.value for field, one in found.items() if one is not None}
+    return given if enforced(settings) else {**given, **REPORTING}
+
+
+def enforced(settings: Mapping[Path, Setting]) -> bool:
+    """Return whether the policy is enforced at all."""
+    return all(settings[path].value for path in MASTER if path in settings)
 
 
 def weights_of(settings: Mapping[Path, Setting]) -> float:

@@ -43,7 +43,9 @@ async def _no_gate() -> None: ...
 
 
 def settings_at(place: Path, text: str, instance: str, devices: Sequence[Mapping[str, object]] = ()) -> Settings:
-    """With a policy, these GPUs, and directories of its own."""
+    """With a policy, these GPUs, and directories of its own. Users take turns unless ``instance`` says
+    otherwise."""
+    instance = instance if "sharing =" in instance else f'sharing = "turns"\n{instance}'
     place.chmod(0o755)
     (place / "devices.json").write_text(json.dumps(list(devices)))
     (place / "state").mkdir(exist_ok=True)

@@ -17,11 +17,12 @@ POLICY = f'[limits]\nthreads = 10\nmemory = "2G"\n[user.{A}]\nthreads = 40\n[use
 
 @pytest.mark.parametrize("how", ["reload", "restart"])
 def test_limits_that_are_enforced_no_more_are_lifted(stage: Stage, how: str) -> None:
-    """`enforce = false` in the middle of the day. The daemon kept the limits of whoever came last, for everybody, and
-    the status said that nothing was enforced. What an administrator sets by hand afterwards is left alone."""
+    """`enforce = false` of [limits] in the middle of the day. The daemon kept the limits of whoever came last, for
+    everybody, and the status said that nothing was enforced. What an administrator sets by hand afterwards is left
+    alone."""
     agent = stage.with_agent(POLICY)
     stage.exact(B, 20)
-    stage.policy(f"enforce = false\n{POLICY}")
+    stage.policy(POLICY.replace("[limits]", "[limits]\nenforce = false"))
     if how == "reload":
         assert stage.cli(agent, "reload")[0] == 0
     else:
@@ -33,7 +34,7 @@ def test_limits_that_are_enforced_no_more_are_lifted(stage: Stage, how: str) -> 
     stage.until(lambda: agent.api.status()["servers"], "the agent has heard of the server")
     status = agent.api.status()
     (server,) = status["servers"]
-    assert (status["limits"]["drifted"], "nothing is enforced" in str(status["not_guaranteed"])) == ([], True)
+    assert (status["limits"]["drifted"], "limits are not enforced" in str(status["not_guaranteed"])) == ([], True)
     assert stage.front_end(f"set_active_thread_percentage {server['pid']} 30").rc == 0
     stage.exact(C, 30)
     stage.no_problem(agent)

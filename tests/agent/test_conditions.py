@@ -16,22 +16,31 @@ from mpsagent.core import inputs as inp
 from mpsagent.core import limits
 from mpsagent.core.engine import Core, OfLane
 from mpsagent.core.inputs import Peer
-from mpsagent.core.model import Attachment, Control, Drain, Held, StartFailure
+from mpsagent.core.model import Attachment, Control, Drain, Held, StartFailure, State
 from mpsagent.core.queue import Queue
 from mpsagent.core.view import Turn
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
+from mpsagent.policy.policy import Policy
 from mpsagent.wire import link
 from tests.api.stand_in import OTHER, POLICY, START, busy_state
 from tests.core.harness import ALICE, BOB, Stage
 from tests.core.harness import POLICY as TURNS
+from tests.policies import in_turns
 
 USER = 20001
 
 
+def turns(text: str = "") -> Policy:
+    """A policy under which users take turns."""
+    policy, errors = load([("p", text), ("turns", in_turns(text))])
+    assert policy is not None, errors
+    return policy
+
+
 def test_who_has_waited_for_a_whole_turn_does_not_wait_too_long_when_it_is_over() -> None:
     """Seen: for a second after a turn, `status` said that the next user waits longer than the policy says."""
-    core, left = Core(), 200.0
+    core, left = Core(State(turns())), 200.0
     held = Queue().put(Held(1, Peer(10, USER, USER, 1), 100.0))
     control = Control(pid=5, started=1.0, socket="/c", version=13000, proven=True)
     core.state = replace(core.state.changed(control=control), held=held, identities={USER: Identity(USER, "alice")})
@@ -45,7 +54,7 @@ def test_who_has_waited_for_a_whole_turn_does_not_wait_too_long_when_it_is_over(
 @pytest.mark.parametrize("turn", [Turn(USER, 100.0), None], ids=["in its turn", "behind a turn that is over"])
 def test_who_waits_while_a_server_starts_does_not_wait_too_long(turn: Turn | None) -> None:
     """Seen: 5 s after it had come, though a server may take `hang.server_ready` (30 s) for its start."""
-    core = Core()
+    core = Core(State(turns()))
     for one in (Held(1, Peer(10, USER, USER, 1), 100.0, handing=100.0), Held(2, Peer(11, OTHER, OTHER, 1), 101.0)):
         core.state = replace(core.state, held=core.state.held.put(one))
     names = {USER: Identity(USER, "alice"), OTHER: Identity(OTHER, "bob")}
@@ -152,8 +161,7 @@ def test_the_line_of_several_instances_says_one_as_one() -> None:
 )
 def test_until_when_the_old_way_holds_is_said(clients: int, drain: Drain | None, said: str) -> None:
     """Seen: "until 1 process of 1 user have ended"; and in a drain, in which no turn ends by time, "at most 31m00s"."""
-    state, policy = busy_state(), load([("p", f"{POLICY}[instance.default]\nsharing = 'together'\n")])[0]
-    assert policy is not None
+    state, policy = busy_state(), turns(f'{POLICY}[instance.default]\nsharing = "together"\n')
     one = state.clients[501]
     more = {501 + n: replace(one, peer=one.peer._replace(pid=501 + n)) for n in range(clients)}
     core, conditions = Core(replace(state.changed(drain=drain), policy=policy, clients=more)), Conditions()
@@ -179,14 +187,17 @@ def test_until_when_the_old_way_holds_is_said(clients: int, drain: Drain | None,
         ),
         (lambda s: replace(s, unseen=2), "2 clients were refused, whose processes mpsagent cannot see"),
         (lambda s: replace(s, clients={501: replace(s.clients[501], fail_safe=True)}), "501 (alice)"),
-        (lambda s: replace(s, policy=load([("p", "enforce = false")])[0]), "nothing is enforced"),
-        (lambda s: replace(s, policy=load([("p", "[limits]\nenforce = false")])[0]), "limits are not enforced"),
-        (lambda s: replace(s, policy=load([("p", "[switch]\nenforce = false")])[0]), "turns do not end"),
         (
-            lambda s: replace(s, policy=load([("p", "[hang]\nenforce = false")])[0]),
+            lambda s: replace(s, policy=replace(turns("enforce = false"), sharing="turns")),
+            "nothing is enforced",
+        ),
+        (lambda s: replace(s, policy=turns("[limits]\nenforce = false")), "limits are not enforced"),
+        (lambda s: replace(s, policy=turns("[switch]\nenforce = false")), "turns do not end"),
+        (
+            lambda s: replace(s, policy=turns("[hang]\nenforce = false")),
             "hangs and faults are only reported",
         ),
-        (lambda s: replace(s, policy=load([("p", "[user.bob]\nenforce = false")])[0]), "not enforced for user bob"),
+        (lambda s: replace(s, policy=turns("[user.bob]\nenforce = false")), "not enforced for user bob"),
     ],
 )
 def test_what_cannot_be_promised_is_said_in_plain_words(change: Any, text: str) -> None:

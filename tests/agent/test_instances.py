@@ -67,7 +67,8 @@ def start(stage: Stage, instances: str = "", *, text: str = EACH, placement: str
     parts = instances.split("[instance.")[1:]
     for part in parts:
         name = part.partition("]")[0]
-        text += f"[instance.{part.rstrip()}\n" + (f'{where}/{name}"\n' if "." not in name else "")
+        way = "" if "sharing =" in part else 'sharing = "turns"\n'
+        text += f"[instance.{part.rstrip()}\n" + (f'{where}/{name}"\n{way}' if "." not in name else "")
     (stage.place / "policy.toml").write_text(f'{text}\n[agent]\nplacement = "{placement}"\n')
     return again(stage)
 

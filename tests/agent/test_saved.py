@@ -24,6 +24,7 @@ from mpsagent.policy.identity import Identity
 from mpsagent.system.store import Part, Store
 from mpsagent.wire import link
 from tests.core.said import knocked, known
+from tests.policies import in_turns
 
 NOW = 1000.0
 KEYS = tuple(
@@ -36,7 +37,8 @@ ALICE, BOB = Peer(71, 1001, 1001, 5), Peer(72, 1002, 1002, 6)
 
 def core(text: str = '[switch]\nafter = "10s"\ngrace = "20s"\n') -> Core:
     """With two users whose names are known, a control daemon and a gate that has not told anything yet."""
-    policy, errors = load([("p", "[limits]\nthreads = 20\n" + text)])
+    text = f"[limits]\nthreads = 20\n{text}"
+    policy, errors = load([("p", text), ("turns", in_turns(text))])
     assert policy is not None, errors
     found = Core()
     identities = {1001: Identity(1001, "alice"), 1002: Identity(1002, "bob")}

@@ -40,6 +40,7 @@ from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.shares import Lease, Share
 from mpsagent.system import listen
+from tests.policies import in_turns
 
 START = 1795219200.0
 USER, OTHER, ADMIN = 20001, 20002, 20003
@@ -61,7 +62,7 @@ def held(connection: int, pid: int, uid: int, since: float, **more: Any) -> Held
 
 def busy_state() -> State:
     """User 20001 has the GPU with one client, 20002 waits with two, 20003 behind it."""
-    policy, errors = load([("policy.toml", POLICY)])
+    policy, errors = load([("policy.toml", POLICY), ("turns.toml", in_turns(POLICY))])
     assert policy is not None, errors
     limits = Limits(20.0, {0: 1 << 30})
     attached = {501: Attachment(START + 1, frozenset({0, 1}))}

@@ -74,7 +74,7 @@ def test_a_state_without_anything_is_a_page_too() -> None:
     assert (body["control"], body["turn"], body["holder"], body["waiting"]) == (None, None, None, [])
     text = text_of(body)
     assert "in use   by no user" in text
-    assert "does not run" in text
+    assert "a control daemon for each user: none runs now" in text
     metrics.Metrics().text(json.loads(json.dumps(body)), 0, 0, 0)
 
 

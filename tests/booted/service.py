@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.booted.machine import Machine
+from tests.policies import in_turns
 
 SIMULATED = "/opt/simulated-mps"
 CLIENT = f"{SIMULATED}/cuda-client"
@@ -83,10 +84,13 @@ def install(node: Machine, package: Path) -> None:
 
 
 def enable(node: Machine, wait: bool = True) -> None:
-    """Configured and enabled: what an administrator does, and nothing else. `wait`: until it is healthy."""
+    """Configured and enabled: what an administrator does, and nothing else. `wait`: until it is healthy. Users take
+    turns, unless a part of the policy that is there already says otherwise."""
     for user, name in ((ALICE, "alice"), (BOB, "bob")):
         node.run("useradd", "--uid", user, "--no-create-home", name)
     node.write("/etc/mpsagent/policy.d/10-test.toml", POLICY)
+    parts = node.path("/etc/mpsagent/policy.d").glob("*.toml")
+    node.write("/etc/mpsagent/policy.d/11-way.toml", in_turns("".join(part.read_text() for part in parts)))
     # No GPU here, and no NVML to ask.
     node.write(
         "/etc/systemd/system/mpsagent.service.d/simulated.conf",

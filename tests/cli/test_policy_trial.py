@@ -26,13 +26,15 @@ from mpsagent.policy.instances import names, of
 from tests import recordings
 from tests.api.stand_in import serve
 from tests.cli import program
+from tests.policies import in_turns
 
 DEVICE = Device(0, "GPU-0", "assumed", 143155 << 20, 132)
 T = 1_795_219_200.0
 
 
 def trial(text: str, rows: list[Session], until: float = T + 3600.0) -> list[Session]:
-    policy, errors = load([("policy.toml", text)])
+    """Users take turns unless the text says otherwise."""
+    policy, errors = load([("policy.toml", text), ("turns.toml", in_turns(text))])
     assert policy is not None, errors
     return tried(of(policy, names(policy)[0]), rows, until, lambda uid: Identity(uid, f"u{uid}"), [DEVICE])
 
@@ -83,6 +85,7 @@ WAYS = {
     ],
     '[user.u1002]\naccess = "deny"\n': [(10, 0, 0, 20, "ok"), (20, 5, None, 5, "refused")],
     TURNS + 'enforce = false\n': [(10, 0, 0, 20, "ok"), (20, 5, 20, 22, "ok")],
+    f"enforce = false\n{TURNS}": [(10, 0, 0, 20, "ok"), (20, 5, 5, 7, "ok")],
     '[limits]\nmax_runtime = "4s"\n[switch]\nafter = "1h"\n': [(10, 0, 0, 4, "ended"), (20, 5, 5, 7, "ok")],
 }  # fmt: skip
 
@@ -165,7 +168,7 @@ def test_the_program_says_it_in_both_forms_draws_it_and_refuses_a_bad_policy(tmp
     logs, policy = recordings.logs("01"), tmp_path / "policy.toml"
     (tmp_path / "c").write_bytes(logs.control)
     (tmp_path / "s").write_bytes(logs.server)
-    policy.write_text(TURNS)
+    policy.write_text(TURNS + in_turns(TURNS))
     words: list[str | Path] = [
         "replay",
         "--control",

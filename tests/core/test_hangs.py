@@ -11,7 +11,7 @@ from mpsagent.core import hangs
 from mpsagent.core import inputs as inp
 from mpsagent.mps import events as ev
 from mpsagent.wire import link
-from tests.core.harness import ALICE, BOB, PATIENT, POLICY, Stage
+from tests.core.harness import ALICE, BOB, CAROL, PATIENT, POLICY, Stage
 from tests.core.toy import Proc, Server
 
 both = pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
@@ -502,14 +502,18 @@ def test_hangs_may_be_reported_only() -> None:
 
 
 def test_without_enforcement_nothing_is_changed() -> None:
-    stage = Stage("enforce = false\n" + POLICY + '[user.carol]\nmax_runtime = "1s"\n').up()
-    stage.client(1003)
+    """All users work at once, whatever the policy says. A fault and a limit of time are only reported."""
+    text = "enforce = false\n" + POLICY + '[user.carol]\nmax_runtime = "1s"\n[instance.gpu]\nsharing = "turns"\n'
+    stage = Stage(text, together=True).up()
+    carol = stage.client(CAROL)
     stage.run(3)
     alice = stage.client(ALICE, stubborn=True)
     stage.run(60)
-    stage.mps.fault(stage.mps.servers[server_of(stage)])
+    assert stage.working(carol)
+    assert stage.working(alice)
+    daemon = stage.daemons[ALICE]
+    daemon.fault(next(iter(daemon.servers.values())))
     stage.run(60)
     assert [a for a in stage.actions(*CHANGES) if not (isinstance(a, act.ShutdownServer) and not a.force)] == []
     assert stage.reports("client.over")
-    assert stage.reports("turn.over")
-    assert alice
+    assert stage.gate.turned_away == []

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpsagent.core.placement import Place, free, needs_names, open_to, place, stays
+from mpsagent.core.placement import Place, Placement, free, needs_names, open_to, place, stays
 from mpsagent.policy.identity import Identity
 
 ALICE = Identity(1001, "alice", ("lab", "staff"))
@@ -67,3 +70,21 @@ def test_users_who_come_one_after_the_other_are_spread_evenly(clients: list[int]
         ]
     users = [len(one.there) for one in places]
     assert max(users) - min(users) <= 1
+
+
+def test_the_gpus_of_a_section_that_are_all_exclusive_are_filled_one_after_the_other() -> None:
+    """The policy did not divide them, and a second user waits there."""
+    shut = [Place("a", exclusive="a"), Place("a-gpu1", exclusive="a")]
+    assert place(BOB, shut, "fixed") == "a"
+    taken = [replace(shut[0], there=frozenset({5})), shut[1]]
+    assert place(BOB, taken, "fixed") == "a-gpu1"
+    assert free(BOB, taken, "fixed") == "a-gpu1", "a user who waits moves to a GPU that is idle"
+
+
+@pytest.mark.parametrize("how", ["fixed", "own"])
+def test_nobody_waits_for_an_exclusive_gpu_while_others_are_shared(how: Placement) -> None:
+    mixed = [Place("a", there=frozenset({5, 6})), Place("a-gpu1", exclusive="a")]
+    assert place(BOB, mixed, how) == "a"
+    assert free(BOB, mixed, how) is None
+    taken = [mixed[0], replace(mixed[1], there=frozenset({7}))]
+    assert place(BOB, taken, "least-loaded") == "a"

@@ -17,9 +17,15 @@ from tests.net.machine import Instance, Machine, State
 
 OWN, SHARED, TOGETHER, APART = (
     f"[instance.gpu]\n{keys}\n"
-    for keys in ('server = "own"', 'server = "shared"', 'sharing = "together"', 'sharing = "apart"')
+    for keys in (
+        'sharing = "turns"\nserver = "own"', 'sharing = "turns"\nserver = "shared"', 'sharing = "together"',
+        'sharing = "apart"',
+    )
+)  # fmt: skip
+TWO = (
+    '[instance.left]\nsharing = "turns"\ndevices = ["GPU-0"]\nusers = ["alice"]\n'
+    '[instance.right]\nsharing = "turns"\ndevices = ["GPU-1"]\n'
 )
-TWO = '[instance.left]\ndevices = ["GPU-0"]\nusers = ["alice"]\n[instance.right]\ndevices = ["GPU-1"]\n'
 STATES: dict[str, State] = {}
 Played = tuple[Machine, str]
 
@@ -213,7 +219,7 @@ def by_rank() -> Played:
 
 @state
 def observed_only() -> Played:
-    """`enforce = false`."""
+    """`enforce = false`: all users work at once, whatever the policy says."""
     return two("enforce = false\n" + POLICY + OWN, 20)[0], "bob"
 
 

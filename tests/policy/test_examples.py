@@ -13,6 +13,7 @@ import pytest
 import tomli
 
 from mpsagent.mps.limits import Device, Limits, Total
+from mpsagent.policy import values
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.instances import instances
@@ -41,9 +42,17 @@ def uncommented() -> str:
     return re.sub(r"^#(?=[a-z_.]+ = |\[)", "", text, flags=re.MULTILINE)
 
 
-def test_there_are_a_default_and_three_examples() -> None:
+def test_there_are_a_default_and_four_examples() -> None:
     """What is promised to be there; the tests below would pass with nothing to test."""
-    assert EXAMPLES == ["inference-node.toml", "lab-with-students.toml", "policy.toml", "shared-hpc.toml"]
+    assert EXAMPLES == ["inference-node.toml", "lab-with-students.toml", "policy.toml", "slurm.toml", "turns.toml"]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_no_example_gives_small_shares_in_turns(name: str) -> None:
+    """The rest of the GPU would be idle while others wait. Clients are in tests/agent/test_shipped_policies.py."""
+    made = example(name)
+    if made.sharing == "turns":
+        assert not [path for path in made.settings if path[-1] in ("threads", "total_threads")]
 
 
 def test_the_default_policy_changes_nothing() -> None:
@@ -102,7 +111,7 @@ def test_the_reference_has_a_policy_that_does_what_it_says() -> None:
     )
     rules = first.rules(Identity(1, "alice", ("students",)))
     assert rules.limits([H200]) == Limits(60.0, {0: 20 * GIB})
-    assert rules.switch_after == 600.0
+    assert rules.max_runtime == 43200.0
     assert (idle.rules(Identity(1)).idle_timeout, idle.rules(Identity(1)).idle_by) == (900.0, "gpu")
     may = [second.rules(who).access for who in (Identity(1, "mallory", ("gpu",)), Identity(2, "a", ("staff",)))]
     assert third.share("/slurm/job_7/step") == Share(
@@ -119,54 +128,55 @@ def test_the_reference_has_a_policy_that_does_what_it_says() -> None:
 
 
 def test_lab_with_students() -> None:
-    """A student's fifth, alice's exception, staff before students, guests."""
+    """A part of the memory for each, alice's exception, staff before students, guests."""
     made = example("lab-with-students.toml")
+    assert made.sharing == "apart"
     bob = made.rules(Identity(1002, "bob", ("students",)))
-    assert bob.limits([H200]) == Limits(20.0, {0: 4 * GIB})
-    assert (bob.max_clients, bob.max_runtime, bob.idle_timeout, bob.switch_after) == (4, 14400.0, 900.0, 600.0)
+    assert bob.limits([H200]) == Limits(100.0, {0: 8 * GIB})
+    assert (bob.max_clients, bob.max_runtime, bob.total([H200])) == (4, 43200.0, Total(None, {0: 16 * GIB}))
     alice = made.rules(Identity(1001, "alice", ("students",)))
-    assert alice.limits([H200]) == Limits(60.0, {0: 20 * GIB})
-    assert (alice.max_clients, alice.switch_after, alice.switch_grace) == (4, 600.0, 60.0)
+    assert alice.limits([H200]) == Limits(100.0, {0: 20 * GIB})
+    assert (alice.max_clients, alice.max_runtime, alice.total([H200])) == (4, 43200.0, Total(None, {0: 40 * GIB}))
     tutor = made.rules(Identity(1003, "carol", ("students", "staff")))
     assert tutor.limits([H200]) == Limits(100.0, {0: 70 * GIB})
-    assert tutor.switch_after == 7200.0
+    assert tutor.max_runtime is None
     guest = made.rules(Identity(1004, "dave"))
-    assert (guest.limits([H200]), guest.max_clients, guest.switch_after) == (Limits(10.0, {0: 2 * GIB}), 2, 1800.0)
-    assert made.fail_safe([H200]) == Limits(10.0, {0: 2 * GIB})
+    assert (guest.limits([H200]), guest.max_clients) == (Limits(100.0, {0: 2 * GIB}), 2)
 
 
 def test_inference_node() -> None:
-    """Four replicas at half the GPU each that are never ended; engineers make room at once."""
+    """Four replicas at half the GPU each on the service's own daemon; the memory that they need is free of others."""
     made = example("inference-node.toml")
+    assert (made.sharing, made.compute_mode) == ("apart", "leave")
     service = made.rules(Identity(900, "inference"))
-    assert service.limits([H200]) == Limits(50.0, {0: 30.8 * GIB // (1 << 20) * (1 << 20)})
-    assert (service.switch_exempt, service.max_clients) == (True, 4)
+    assert service.limits([H200]) == Limits(50.0, {0: 21 * GIB})
+    assert service.max_clients == 4
     engineer = made.rules(Identity(1001, "eve", ("users",)))
-    assert engineer.limits([H200]) == Limits(19.7, {0: 14 * GIB})
-    assert engineer.explain([H200])["threads"]["multiprocessors"] == {"0": 26}
-    assert (engineer.switch_after, engineer.switch_grace, engineer.switch_exempt) == (0.0, 10.0, False)
-    assert (made.compute_mode, made.on_stop, made.hang_fault) == ("exclusive-process", "leave", 3.0)
+    assert engineer.limits([H200]) == Limits(100.0, {0: 14 * GIB})
+    assert engineer.total([H200]) == Total(None, {0: 14 * GIB})
+    assert (made.on_stop, made.hang_fault) == ("leave", 3.0)
     assert made.hang_server_ready == made.hang_server == 15.0
 
 
-def test_shared_hpc() -> None:
-    """3 : 2 : 1 : 1 of the threads, memory by device, operators without limits, one user only watched."""
-    made = example("shared-hpc.toml")
-    climate = made.rules(Identity(1, "a", ("climate",))).limits([H200, SECOND])
-    assert climate == Limits(42.8, {0: 60 * GIB, 1: 40 * GIB})
-    third = Device(2, "GPU-x", "", 140 * GIB, 132)
-    assert made.rules(Identity(1, "a", ("climate",))).limits([third]).memory == {2: 8 * GIB}
-    assert made.rules(Identity(2, "b", ("genomics",))).limits([H200]) == Limits(28.5, {0: 30 * GIB})
-    physics = made.rules(Identity(3, "c", ("physics",)))
-    assert (physics.limits([H200]).threads, physics.switch_after, physics.max_runtime) == (14.2, 1800.0, 86400.0)
-    operator = made.rules(Identity(4, "d", ("physics", "operators")))
-    assert operator.limits([H200]).threads == 14.2, "physics stands before operators in the file"
-    operator = made.rules(Identity(4, "d", ("operators",)))
-    assert operator.limits([H200]) == Limits(100.0, {})
-    assert (operator.max_runtime, operator.switch_exempt) == (None, True)
-    watched = made.rules(Identity(5, "accounting"))
-    assert (watched.enforce_limits, watched.enforce_switch, watched.enforce_hang) == (False, False, True)
+def test_turns() -> None:
+    """An hour, twenty minutes for students, no end for operators, and two minutes of warning."""
+    made = example("turns.toml")
+    assert (made.sharing, made.server) == ("turns", "own")
+    user, student, operator = (made.rules(Identity(1, "a", groups)) for groups in ((), ("students",), ("operators",)))
+    assert [one.switch_after for one in (user, student)] == [3600.0, 1200.0]
+    assert [one.has_to_leave for one in (user, student, operator)] == [True, True, False]
+    assert (user.switch_grace, user.terminal, user.limits([H200])) == (120.0, True, Limits(100.0, {}))
     assert (made.before_end, made.hook_deadline) == ("/usr/local/sbin/request-checkpoint", 20.0)
+
+
+def test_slurm() -> None:
+    """Little outside of jobs; a job's lease may give up to everything."""
+    made = example("slurm.toml")
+    assert made.sharing == "together"
+    rules = made.rules(Identity(1, "a"))
+    assert rules.limits([H200]) == Limits(10.0, {})
+    job = Share("lease 1", 30.0, memory={values.ALL_DEVICES: values.Share(30.0)}, job="1")
+    assert rules.limits_within(job, [H200]) == Limits(30.0, {0: 42 * GIB})
 
 
 def test_schema_and_reference_are_up_to_date() -> None:

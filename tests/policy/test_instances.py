@@ -8,10 +8,11 @@ from mpsagent.mps.limits import Device
 from mpsagent.policy import apart
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
-from mpsagent.policy.instances import environment, instances, needs_devices
+from mpsagent.policy.instances import environment, instances, needs_devices, needs_modes
 from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.plausible import in_itself
 from mpsagent.policy.policy import Policy
+from mpsagent.policy.sharing import exclusive, words
 from mpsagent.system.directories import LONGEST_SOCKET_PATH
 from tests.policies import policy
 
@@ -147,7 +148,7 @@ def test_a_user_apart_has_an_instance_named_after_section_and_uid_with_logs_of_i
 
 def test_what_cannot_be_apart_is_said() -> None:
     (mistake,) = wrong('[instance.a]\nsharing = "apart"\ncompute_mode = "exclusive-process"\n')
-    assert (mistake.line, mistake.key) == (2, "instance.a.sharing")
+    assert (mistake.line, mistake.key) == (3, "instance.a.compute_mode")
     (mistake,) = wrong(f'[instance.{"a" * (apart.LONGEST + 1)}]\nsharing = "apart"\n')
     assert "47 characters" in mistake.problem
     longest = f"/run/mpsagent/instances/{apart.lane_name('a' * apart.LONGEST, 0xFFFFFFFE)}/pipe/control_privileged"
@@ -161,3 +162,88 @@ def test_no_instance_is_named_like_the_control_daemon_of_a_user() -> None:
         (mistake,) = wrong(text)
         assert "names the control daemons of users so" in mistake.problem
         assert mistake.hint == "choose another name"
+
+
+# --- GPUs in EXCLUSIVE_PROCESS mode -----------------------------------------------------------------------------------
+
+
+def split(text: str, *shut: int, machine: tuple[Device, ...] = MACHINE) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """By instance: the way of sharing, and the GPUs that its control daemons serve."""
+    found = instances(policy(text), machine, {UUIDS[number] for number in shut})
+    return {one.instance: (one.sharing, one.devices) for one in found}
+
+
+ALL_BUT_B = ("apart", (UUIDS[0], UUIDS[2]))
+OF_B = ("turns", (UUIDS[1],))
+
+
+@pytest.mark.parametrize(
+    ("text", "shut", "found"),
+    [
+        ("", (), {"default": ("apart", ())}),
+        ("", (1,), {"default": ALL_BUT_B, "default-gpu1": OF_B}),
+        ("", (0, 1, 2), {
+            "default": ("turns", (UUIDS[0],)), "default-gpu1": OF_B, "default-gpu2": ("turns", (UUIDS[2],)),
+        }),
+        (f'[instance.a]\ndevices = ["{UUIDS[1]}"]\n', (1,), {"a": OF_B}),
+        (f'[instance.a]\ndevices = ["{UUIDS[1]}"]\n', (0,), {"a": ("apart", (UUIDS[1],))}),
+        (f'[instance.a]\ndevices = ["{UUIDS[2]}", "{UUIDS[0]}", "{UUIDS[1]}"]\n', (1,), {
+            "a": ("apart", (UUIDS[2], UUIDS[0])), "a-gpu1": OF_B,
+        }),
+        ('[instance.g]\ndevices = ["each"]\n', (1,), {
+            "g0": ("apart", (UUIDS[0],)), "g1": OF_B, "g2": ("apart", (UUIDS[2],)),
+        }),
+        ('[instance.a]\nsharing = "turns"\n', (1,), {"a": ("turns", ())}),
+        ('[instance.a]\nsharing = "together"\n', (1,), {"a": ("together", ())}),
+        ('[instance.a]\ncompute_mode = "default"\n', (1,), {"a": ("apart", ())}),
+        ('enforce = false\n[instance.a]\nsharing = "together"\n', (1,), {"a": ALL_BUT_B, "a-gpu1": OF_B}),
+    ],
+)  # fmt: skip
+def test_a_gpu_in_exclusive_process_mode_has_an_instance_in_which_users_take_turns(
+    text: str, shut: tuple[int, ...], found: dict[str, tuple[str, tuple[str, ...]]]
+) -> None:
+    """No control daemon serves such a GPU together with others, and all other GPUs are shared as the policy says."""
+    assert split(text, *shut) == found
+    stays = "enforce" not in text and ('sharing = "t' in text or "compute_mode" in text)
+    assert needs_modes(policy(text)) is not stays
+
+
+def test_the_only_gpu_of_a_machine_is_not_named() -> None:
+    """So a mode that changes takes effect without another start of the agent."""
+    assert split("", 0, machine=MACHINE[:1]) == {"default": ("turns", ())}
+
+
+def test_a_turn_on_such_a_gpu_has_no_end_unless_the_policy_sets_one() -> None:
+    for text, after in (
+        ("", None),
+        ('[switch]\nafter = "10m"\n', 600.0),
+        ('[instance.a.switch]\nafter = "1m"\n', 60.0),
+    ):
+        (one,) = instances(policy(text), MACHINE[:1], {UUIDS[0]})
+        assert one.rules(Identity(7)).switch_after == after
+        assert one.rules(Identity(7)).has_to_leave is (after is not None)
+        why = exclusive(one)
+        assert why is not None
+        assert "EXCLUSIVE_PROCESS" in why
+        assert "nvidia-smi -c DEFAULT" in why
+        assert ("without a time limit" in why) is (after is None)
+        assert why in words(one)
+    assert exclusive(Policy()) is None
+
+
+def test_programs_see_the_gpus_that_are_shared() -> None:
+    """CUDA numbers the GPUs of an instance from 0."""
+    mixed = environment(instances(Policy(), MACHINE, {UUIDS[1]}))
+    assert mixed["CUDA_VISIBLE_DEVICES"] == "0,1"
+    shut = environment(instances(Policy(), MACHINE, set(UUIDS)))
+    assert shut["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def test_a_control_daemon_serves_one_mig_device() -> None:
+    (mistake,) = wrong('[instance.a]\ndevices = ["MIG-1", "MIG-2"]\n')
+    assert (mistake.key, mistake.line) == ("instance.a.devices", 2)
+    (mistake,) = wrong(f'[instance.a]\ndevices = ["MIG-1", "{UUIDS[0]}"]\nsharing = "turns"\n')
+    assert "MIG" in mistake.problem
+    assert policy('[instance.a]\ndevices = ["MIG-1"]\n').devices == ("MIG-1",)
+    (mistake,) = wrong(f'[instance.a]\ndevices = ["{UUIDS[0]}"]\n[instance.a-gpu1]\ndevices = ["{UUIDS[1]}"]\n')
+    assert "names an instance for a GPU of a in EXCLUSIVE_PROCESS mode so" in mistake.problem

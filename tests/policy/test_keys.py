@@ -30,6 +30,7 @@ OF_THE_POLICY_ITSELF = {
     "named",
     "by_uid",
     "prioritised",
+    "exclusive",
 }
 OF_THE_RULES_THEMSELVES = {"who", "weights", "origins"}
 

@@ -290,7 +290,7 @@ def test_agent_settings() -> None:
         '[hang]\ncontrol = "3s"\nserver = "20s"\nkill_grace = "0s"\n'
         '[hooks]\nbefore_end = "/bin//true"\ndeadline = "1s"\n'
         '[instance.gpu0]\ndevices = ["GPU-1"]\ncompute_mode = "exclusive-process"\npipe_directory = "/run/mps/"\n'
-        'server = "shared"\n'
+        'sharing = "turns"\nserver = "shared"\n'
         '[agent]\non_stop = "quit"\nstop_timeout = "1m"\nadmin_group = "wheel"\n'
     )
     assert (made.hang_control, made.hang_server, made.hang_server_ready) == (3.0, 20.0, 20.0)

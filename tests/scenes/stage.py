@@ -306,7 +306,9 @@ class Stage:
     # The agent
 
     def policy(self, text: str, *, control: str | None = None, extra: str = "") -> Path:
-        """Write a policy: `text` and this stage's directories. `control`: another control program."""
+        """Write a policy: `text` and this stage's directories. `control`: another control program. Users take turns
+        unless `extra`, the rest of the instance's section, says otherwise."""
+        extra = extra if "sharing =" in extra else f'sharing = "turns"\n{extra}'
         path = self.place / "policy.toml"
         temporary = path.with_name("policy.new")
         temporary.write_text(

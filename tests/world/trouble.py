@@ -101,7 +101,7 @@ class Day(Plan):
         return self.text(self.more)
 
     def text(self, more: str) -> str:
-        said = {"own": 'server = "own"', "shared": 'server = "shared"'}.get(self.way, f'sharing = "{self.way}"')
+        said = f'sharing = "turns"\nserver = "{self.way}"' if self.turns else f'sharing = "{self.way}"'
         text = f"{more}\n[instance.default]\n{said}\n{self.instance}"
         text += f'[limits]\nthreads = 10\nmemory = "1G"\n{self.general}\n'
         text += '[hang]\ncontrol = "10s"\nserver_ready = "20s"\nkill_grace = "2s"\n'

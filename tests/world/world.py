@@ -119,7 +119,7 @@ class Plan:
 
     @property
     def policy(self) -> str:
-        said = {"own": 'server = "own"', "shared": 'server = "shared"'}.get(self.way, f'sharing = "{self.way}"')
+        said = f'sharing = "turns"\nserver = "{self.way}"' if self.turns else f'sharing = "{self.way}"'
         text = f'[instance.default]\n{said}\n[limits]\nthreads = 10\nmemory = "1G"\n'
         text += '[hang]\ncontrol = "10s"\nserver_ready = "20s"\nkill_grace = "2s"\n'
         for uid, (threads, memory) in self.limits.items():
