@@ -112,8 +112,8 @@ class Client:
 
 class Stage:
     """``policy``: TOML without its [instance] section; ``server``: "own" or "shared"; ``each``: an instance for each of
-    the ``gpus``; ``sharing``: how users share them; ``extra``: more lines of the instance. Use it in a ``with``: the end
-    ends everything."""
+    the ``gpus``; ``sharing``: how users share them; ``extra``: more lines of the instance. Use it in a ``with``: the
+    end ends everything."""
 
     def __init__(
         self, policy: str, *, environment: dict[str, str] | None = None, server: str = "own", gpus: int = 1,
@@ -136,7 +136,9 @@ class Stage:
         simulator.install(self.sim, gpus=gpus)
         (self.directory / "policy.toml").write_text(
             f'{policy}\n[instance.stage]\npipe_directory = "{self.pipe}"\nlog_directory = "{self.logs}"\n'
-            f'control_program = "{self.control}"\nsharing = "{sharing}"\nserver = "{server}"\n' + 'devices = ["each"]\n' * each + extra
+            f'control_program = "{self.control}"\nsharing = "{sharing}"\nserver = "{server}"\n'
+            + 'devices = ["each"]\n' * each
+            + extra
         )
         self.python = simulator.interpreter()
         self.clients: list[Client] = []

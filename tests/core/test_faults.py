@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpsagent.agent.condition import problems
-from mpsagent.agent.conditions import Conditions, note_conditions
+from mpsagent.agent.conditions import Conditions, note_conditions, note_lane
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core.model import Status
@@ -18,7 +18,8 @@ both = pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 
 
 def fault(stage: Stage) -> None:
-    stage.mps.fault(next(iter(stage.mps.servers.values())))
+    daemon = next(one for one in stage.daemons.values() if one.servers)
+    daemon.fault(next(iter(daemon.servers.values())))
 
 
 @both
@@ -201,9 +202,12 @@ def test_a_fault_that_nothing_ends_is_reported_once_and_is_a_problem(where: str)
     assert (report.pid, report.rule) == (alice.pid, "hang.fault")
     assert "does not enforce this" in report.reason
     assert stage.core is not None
-    conditions = Conditions()
-    note_conditions(conditions, stage.core, stage.now)
-    (found,) = [one for one in problems(conditions.all()) if "FAULT" in one.what]
+    told = []
+    for lane in stage.core.state.lanes:
+        conditions = Conditions()
+        note_lane(conditions, stage.core, lane, stage.now)
+        told += problems(conditions.all())
+    (found,) = [one for one in told if "FAULT" in one.what]
     assert f"client {alice.pid} of uid {ALICE}" in found.what
 
 

@@ -78,8 +78,9 @@ def test_a_process_beyond_what_its_job_may_have_is_reported(given: dict[str, flo
     ids=["in another user's turn", "beyond max_clients", "beyond a total", "at another user's daemon"],
 )
 def test_a_client_that_came_through_another_process_is_reported(way: str, more: str, key: str) -> None:
-    text = '[limits]\nmemory = "10G"\n[switch]\nafter = "1h"\n'
-    stage = Stage(f"enforce = false\n{text}{more}{way}", together=way != TURNS, shared=True)
+    off, part = ("enforce = false\n", "") if way == APART else ("", "enforce = false\n")
+    text = f'{off}[limits]\n{part}memory = "10G"\n[switch]\n{part}after = "1h"\n'
+    stage = Stage(f"{text}{more}{way}", together=way != TURNS, shared=True)
     stage.start_agent()
     stage.run(1)
     stage.overlaps = True
