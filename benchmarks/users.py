@@ -55,7 +55,7 @@ def _files(pid: int) -> int:
 
 
 def _tasks(pid: int) -> int:
-    """Threads of a process, and of its children but the gate's keeper and the daemons, which have units of their own."""
+    """Threads of a process and of its children, without keeper and daemons, which have units of their own."""
     found = len(os.listdir(f"/proc/{pid}/task"))
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         try:

@@ -115,6 +115,8 @@ def hold(view: View, uid: int) -> Reason | None:
         return Reason("denied", "is refused: the policy denies this user MPS")
     if not view.identified(uid):
         return Reason("name", "the name service has not yet said who this user is")
+    if view.outgoing and uid not in view.state.users():
+        return Reason("apart", lanes.full(view) or "this user's own control daemon is being started")
     if view.together:
         return None
     if turn is None:
@@ -134,6 +136,8 @@ def hold(view: View, uid: int) -> Reason | None:
 
 def _admitted(view: View) -> list[int]:
     """The users who may pass: whose turn it is; or, together, all who work or wait."""
+    if view.outgoing:
+        return view.welcome(view.state.users())[:MOST_USERS]
     if view.together:
         return view.welcome(dict.fromkeys((*view.state.users(), *view.state.held.users())))[: _most(view, MOST_USERS)]
     return [] if view.turn is None or hold(view, view.turn.uid) is not None else [view.turn.uid]

@@ -166,7 +166,7 @@ def _over(
 
 def _place_wanted(view: View, uid: int) -> bool:
     """Return whether another user waits for a place that the clients of this user hold, and for nothing else."""
-    if view.elsewhere and view.policy.sharing == "apart":  # each user has its own control daemon
+    if (view.elsewhere or view.outgoing) and view.policy.sharing == "apart":  # each user has its own control daemon
         return view.short
     others = [other for other in view.waiting() if other != uid]
     if not view.together or not others:

@@ -1,8 +1,9 @@
 """Which users have a control daemon of their own, with ``sharing = "apart"``: who is held gets one, and it goes when it
 has ended and nothing waits for it.
 
-That of all users ends before the first of these starts, and these end before it starts again: a policy with another way
-of sharing takes hold when no client of the old way is left.
+Where the policy had another way of sharing before, users who work on the control daemon of all keep it until their last
+client has ended, and all others get their own at once. These end before that of all starts again: a policy with another
+way of sharing than this one takes effect when no client of theirs is left. So no user works in both ways.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     for uid in over:
         todo.append(act.CloseLane(uid=uid, reason=f"the control daemon of user {uid} has ended", rule=rule))
     memory = replace(memory, going=memory.going.union(over), failed=failed)
-    if view.elsewhere and view.synced and state.drain is None:
+    if (view.elsewhere or view.outgoing) and view.synced and state.drain is None:
         for uid in _due(view):
             if full(view, memory.making):
                 break
@@ -60,7 +61,7 @@ def full(view: View, more: frozenset[int] = frozenset()) -> str | None:
 
 def short(view: View) -> bool:
     """A user waits for a control daemon, and only the end of another one makes room."""
-    if not view.elsewhere or view.policy.sharing != "apart" or full(view) is None:
+    if not (view.elsewhere or view.outgoing) or view.policy.sharing != "apart" or full(view) is None:
         return False
     return any(True for _ in _due(view))
 
@@ -68,7 +69,8 @@ def short(view: View) -> bool:
 def _due(view: View) -> Iterator[int]:
     """Users who are held and have no control daemon, first come first."""
     state = view.state
-    return (uid for uid in state.held.users() if uid not in state.lanes and view.welcome([uid]))
+    users = (uid for uid in state.held.users() if uid not in state.lanes and view.welcome([uid]))
+    return (uid for uid in users if not (view.outgoing and view.keeps(uid)))
 
 
 def _over(view: View, uid: int) -> bool:

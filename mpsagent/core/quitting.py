@@ -83,6 +83,10 @@ def old_way(view: View) -> str | None:
     wanted, count = f'sharing = "{view.policy.sharing}"', len(view.state.clients)
     if apart and view.policy.sharing != "apart":
         whose, rest = f"{apart} user{'s' * (apart != 1)} apart", "new clients are held until then"
+    elif view.outgoing:
+        left = [client for client in view.state.clients.values() if client.lane is None]
+        whose = f"{len(left)} process{'es' * (len(left) != 1)} from before it"
+        return f"{wanted}: {whose} still on the control daemon of all users; no user waits for them" if left else None
     elif view.together or view.elsewhere or not users or not (view.outdated or len(users) > 1):
         return None
     else:

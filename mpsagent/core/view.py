@@ -167,7 +167,7 @@ class View:
     def together(self) -> bool:
         """All users at once. Not while a control daemon runs that was started for turns with servers of their own.
         Where a user has a control daemon alone it is the same: no user waits for another."""
-        return self.user is not None or (self.policy.sharing == "together" and self.shared)
+        return self.user is not None or self.outgoing or (self.policy.sharing == "together" and self.shared)
 
     @property
     def each(self) -> bool:
@@ -185,6 +185,18 @@ class View:
         return self.each and not self.control_alive
 
     @property
+    def outgoing(self) -> bool:
+        """The policy wants a control daemon for each user, and that of all users still runs: users who work there keep
+        it, and no other user waits for them."""
+        return self.user is None and self.policy.sharing == "apart" and self.control_alive
+
+    def keeps(self, uid: int) -> bool:
+        """Return whether a user works on the outgoing control daemon, or may still be handed over to it."""
+        if any(client.lane is None for client in self.state.clients_of_user(uid)):
+            return True
+        return any(held.handing is not None for held in self.state.held.line(uid)) or not self.shut_out(uid)
+
+    @property
     def form(self) -> str:
         """What the policy wants users to have, in words."""
         if self.each:
@@ -194,7 +206,7 @@ class View:
     @property
     def sharing(self) -> str:
         """How users share now: a changed policy may wait for clients at work."""
-        if self.user is not None or self.elsewhere:
+        if self.user is not None or self.elsewhere or self.outgoing:
             return "apart"
         return "together" if self.together else "turns"
 

@@ -105,7 +105,8 @@ def without_section(policy: Policy, instance: Policy) -> Policy:
     """Return the policy for an instance that runs and whose section the policy does not have any more: its rules for
     users hold, and the settings of the instance stay as they are."""
     kept = {key.field: getattr(instance, key.field) for key in KEYS if key.scope is Scope.INSTANCE}
-    return replace(of(policy, instance.instance), **kept)
+    found = replace(of(policy, instance.instance), **kept)
+    return replace(_in_turns(found), exclusive=instance.exclusive) if instance.exclusive else found
 
 
 def _on(policy: Policy, device: Device) -> Policy:

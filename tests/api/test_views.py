@@ -26,6 +26,7 @@ from mpsagent.wire import link
 from tests import recordings
 from tests.api.stand_in import OTHER, USER, busy_state, decided, instance, nobody, page, queue
 from tests.core.said import knocked
+from tests.policies import in_turns
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -53,7 +54,7 @@ def waiting(connection: int, pid: int, uid: int, since: float) -> Held:
 
 def state_of(text: str, *uids: int) -> State:
     """User 7 is at work; the others wait, each since 10 s after its uid's number."""
-    policy, errors = load([("p", text)])
+    policy, errors = load([("p", text), ("turns", in_turns(text))])
     assert policy is not None, errors
     return State(
         policy=policy,

@@ -602,6 +602,8 @@ class Stage:
 
     def reload(self, text: str) -> None:
         self.text, self.policy = text, self._policy(text)
+        if self.policy.sharing == "apart":  # users of another way work on until they end
+            self.together = self.overlaps = True
         self.feed(inp.PolicyChanged(self.now, self.policy))
 
     def know(self, *uids: int) -> None:

@@ -8,6 +8,7 @@ from mpsagent.agent.condition import problems
 from mpsagent.agent.conditions import Conditions, note_conditions
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
+from mpsagent.core import quitting
 from mpsagent.core import transitions as tr
 from mpsagent.core.quitting import LOST
 from mpsagent.core.sentences import sentence
@@ -283,14 +284,60 @@ def test_the_old_way_holds_until_nothing_works_and_then_the_daemon_ends() -> Non
     stage.run(5)
     assert stage.working(alice)
     assert not quits(stage)
-    bob = stage.client(BOB)
+    bob, again = stage.client(BOB), stage.client(ALICE)
+    stage.run(5)
+    assert all(stage.working(one) for one in (alice, bob, again)), "bob waited for alice, without end"
+    assert stage.core is not None
+    said = quitting.old_way(stage.core.view())
+    assert said is not None
+    assert said.endswith("2 processes from before it still on the control daemon of all users; no user waits for them")
     stage.ends(alice)
-    stage.run(100)
+    stage.ends(again)
+    stage.run(20)
     assert len(quits(stage)) == 1
     assert stage.working(bob)  # on a daemon of his own
     assert stage.core is not None
     assert not stage.core.view().control_alive
     assert stage.core.view().sharing == "apart"
+
+
+@pytest.mark.parametrize(
+    "before", ['sharing = "turns"\n', 'sharing = "turns"\nserver = "shared"\n', 'sharing = "together"\n']
+)
+def test_reports_alone_let_all_users_work_from_the_reload_on(before: str) -> None:
+    """`enforce = false` in the middle of the day: bob waited for alice, whose turn had no end any more."""
+    way = f"[instance.gpu]\n{before}"
+    stage = Stage(POLICY + way, shared="shared" in way, together="together" in way).up()
+    alice = stage.client(ALICE)
+    stage.run(2)
+    waits = stage.client(BOB)
+    stage.run(1)
+    stage.reload(f"enforce = false\n{POLICY}{way}")
+    stage.together = stage.overlaps = True
+    stage.run(5)
+    carol = stage.client(CAROL)
+    stage.run(5)
+    assert all(stage.working(one) for one in (alice, waits, carol))
+    stage.run(7200)
+    assert all(stage.working(one) for one in (alice, waits, carol))
+    assert not stage.actions(act.TerminateClient, act.SignalClient)
+
+
+def test_paused_users_go_on_when_each_gets_a_control_daemon() -> None:
+    pause = POLICY.replace("[switch]", '[switch]\naction = "pause"\nslice = "2s"')
+    stage = Stage(f'{pause}[instance.gpu]\nsharing = "turns"\nserver = "shared"\n', pausing=True).up()
+    alice = stage.client(ALICE)
+    stage.run(3)
+    bob = stage.client(BOB)
+    stage.run(3)
+    assert alice.frozen or bob.frozen
+    stage.overlaps = True
+    stage.reload(f"{pause}{APART}")
+    carol = stage.client(CAROL)
+    stage.run(5)
+    assert not alice.frozen
+    assert not bob.frozen
+    assert all(stage.working(one) for one in (alice, bob, carol))
 
 
 def test_who_comes_while_it_ends_is_told_that_it_ends() -> None:

@@ -207,3 +207,13 @@ def test_a_record_that_lacks_something_is_no_mistake(broken: dict[str, Any]) -> 
 )
 def test_how_a_client_ended_is_by_the_key_and_not_by_the_name_of_its_user(rule: str, word: str) -> None:
     assert how("ended", rule) == word
+
+
+def test_a_client_from_before_instances_were_named_is_one_session() -> None:
+    """Users got control daemons of their own while it worked: it was counted twice."""
+    found = told(
+        client(1.0, "waiting"), client(2.0, "connected", waited=1.0),
+        client(9.0, "ended", outcome="ok", seconds=7.0, instance="default"),
+    )  # fmt: skip
+    (one,) = found.values()
+    assert (*row(one), one.instance) == (1.0, 2.0, 9.0, "ok", "default")

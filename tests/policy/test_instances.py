@@ -8,7 +8,7 @@ from mpsagent.mps.limits import Device
 from mpsagent.policy import apart
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
-from mpsagent.policy.instances import environment, instances, needs_devices, needs_modes
+from mpsagent.policy.instances import environment, instances, needs_devices, needs_modes, without_section
 from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.plausible import in_itself
 from mpsagent.policy.policy import Policy
@@ -247,3 +247,13 @@ def test_a_control_daemon_serves_one_mig_device() -> None:
     assert policy('[instance.a]\ndevices = ["MIG-1"]\n').devices == ("MIG-1",)
     (mistake,) = wrong(f'[instance.a]\ndevices = ["{UUIDS[0]}"]\n[instance.a-gpu1]\ndevices = ["{UUIDS[1]}"]\n')
     assert "names an instance for a GPU of a in EXCLUSIVE_PROCESS mode so" in mistake.problem
+
+
+def test_an_instance_that_is_no_longer_exclusive_keeps_its_turns_without_an_end() -> None:
+    """Until the agent is started again: its users did not agree to a limit of time."""
+    (shared, shut) = instances(Policy(), MACHINE, {UUIDS[1]})
+    left = without_section(policy("[limits]\nthreads = 20\n"), shut)
+    assert (left.sharing, left.devices, left.rules(Identity(7)).switch_after) == ("turns", (UUIDS[1],), None)
+    assert left.rules(Identity(7)).threads == 20.0
+    assert exclusive(left) == exclusive(shut)
+    assert exclusive(without_section(Policy(), shared)) is None
