@@ -89,7 +89,7 @@ def test_who_waits_for_a_turn_to_end_waits_too_long_when_it_is_not_over_by_its_t
 
 def test_one_is_not_said_in_the_plural() -> None:
     """It was: "do not start (1 times in a row)"."""
-    core, conditions = Core(), Conditions()
+    core, conditions = Core(State(turns())), Conditions()
     for count, often in ((1, ""), (3, " (3 times in a row)")):
         core.state = core.state.changed(start_failure=StartFailure(count, 99.0, 100.0, "no device"))
         note_conditions(conditions, core, 101.0)
