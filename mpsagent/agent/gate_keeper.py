@@ -87,9 +87,7 @@ class GateKeeper:
             if self._clock.now() > end:
                 break
             await asyncio.sleep(0.02)
-        for topic in ("public directory taken", "gate directory", "gate keeper"):
-            self._conditions.set(topic, None, now)
-        self._hold(Process.open(process.pid), "the gate's parent process")
+        self._hold_keeper(process.pid)
 
     def look(self, *, missing: bool) -> None:
         """``missing``: the gate or its public socket is not there. Without systemd the keeper sees to that itself."""
@@ -124,7 +122,7 @@ class GateKeeper:
         if gate is not None:
             above = parent(gate)
             if above is not None and is_keeper(above):
-                self._hold(Process.open(above), "the gate's parent process")
+                self._hold_keeper(above)
                 return True
             what = f"the gate (process {gate}) runs without its parent process: waiting clients are refused if it dies"
             do = "it goes on as it is; when no client works, end it, and both are started again"
@@ -133,9 +131,15 @@ class GateKeeper:
             return True
         found = directories.listener_of(f"{self._public}/control")  # the keeper is about to start a gate
         if found is not None and is_keeper(found[0]):
-            self._hold(Process.open(found[0]), "the gate's parent process")
+            self._hold_keeper(found[0])
             return True
         return False
+
+    def _hold_keeper(self, pid: int) -> None:
+        """Hold the keeper that runs. What was wrong before is over."""
+        for topic in ("public directory taken", "gate directory", "gate keeper"):
+            self._conditions.set(topic, None, self._clock.now())
+        self._hold(Process.open(pid), "the gate's parent process")
 
     def _hold(self, process: Process | None, who: str) -> None:
         self.close()

@@ -222,8 +222,12 @@ class Lane:
 
     def note_conditions(self) -> None:
         now, executor = self._clock.now(), self.executor
-        self.conditions.set("front-end", executor.front_end_problem, now, "is the NVIDIA driver installed?")
         wanted = self.key not in self._core.state.lanes or self._core.view(self.key).wanted
+        used = wanted or self.supervisor.running is not None
+        what = executor.front_end_problem if used else None
+        self.conditions.set("front-end", what, now, "is the NVIDIA driver installed?")
+        if not used:
+            self.conditions.set("log disk", None, now)
         what = executor.start_problem if wanted else None
         self.conditions.set("control daemon", what, now, "see mpsagent-cli events")
         problem = executor.multiuser_problem

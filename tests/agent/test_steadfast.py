@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from mpsagent.agent import conditions, gpus, host, lane, node
+from mpsagent.agent import conditions, gate_keeper, gpus, host, lane, node
 from mpsagent.agent.conditions import Conditions
 from mpsagent.agent.host import Agent
 from mpsagent.agent.people import MOST_QUESTIONS, People
@@ -593,10 +593,32 @@ def test_a_control_daemon_that_is_not_wanted_any_more_is_no_problem_because_it_d
     """Since the policy gives each user one, none is started for all, and `status` ended with 1 for good."""
 
     async def scenario(agent: Agent) -> None:
-        await until(lambda: "control daemon" in agent.conditions.topics())
+        agent.lanes[None].executor.front_end_problem = "no such file"
+        agent.conditions.set("log disk", "the disk is full", agent.clock.now())
+        await until(lambda: {"control daemon", "front-end"} <= {*agent.conditions.topics()})
         path = tmp_path / "policy.toml"
         path.write_text(path.read_text().replace('sharing = "turns"', 'sharing = "apart"'))
         await node_of(agent).acting.reload(0)
-        await until(lambda: not {"control daemon", "control daemon failed"} & {*agent.conditions.topics()})
+        topics = {"control daemon", "control daemon failed", "front-end", "log disk"}
+        await until(lambda: not topics & {*agent.conditions.topics()})
 
     play(tmp_path, scenario, instance='sharing = "turns"\nserver = "own"\n')
+
+
+def test_what_was_wrong_with_the_gate_is_over_when_its_keeper_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without systemd: another hand has started it again, and `status` said for good that it has ended."""
+    monkeypatch.setattr(gate_keeper, "is_keeper", lambda pid: True)
+
+    async def scenario(agent: Agent) -> None:
+        keeper, now, topics = node_of(agent).keeper, agent.clock.now(), node_of(agent).conditions.topics
+        wrong = {"gate keeper", "gate directory", "public directory taken"}
+        for topic in wrong:
+            keeper._conditions.set(topic, "it has ended", now)
+        assert wrong <= {*topics()}
+        monkeypatch.setattr(keeper, "_gate", os.getpid)
+        assert keeper._hold_running()
+        assert not wrong & {*topics()}
+
+    play(tmp_path, scenario)
