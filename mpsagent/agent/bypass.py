@@ -133,7 +133,7 @@ class Bypass:
         for _, state, _ in self._instances():
             for server in state.servers.values():
                 inside |= {server.pid: None} | dict.fromkeys(server.attached)
-            inside |= {held.peer.pid: held.peer.start for held in state.held.values()}
+            inside |= {held.peer.pid: held.peer.start for held in (*state.held.values(), *state.never.values())}
             inside |= {pid: client.peer.start for pid, client in state.clients.items()}
         return inside
 

@@ -14,7 +14,7 @@ from mpsagent.agent.people import People
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core
 from mpsagent.core.model import Key
-from mpsagent.core.transitions import ClientWaiting
+from mpsagent.core.transitions import ClientHeld, ClientWaiting
 from mpsagent.system.processes import Process, command, lineage
 from mpsagent.system.store import Part, Store
 from mpsagent.wire import link
@@ -75,7 +75,7 @@ class GateSide:
         self._remembered = saved.clients(earlier or {}, self._clock.now())
         self._released = saved.released(earlier or {})
 
-    def is_new(self, one: ClientWaiting) -> bool:
+    def is_new(self, one: ClientWaiting | ClientHeld) -> bool:
         """False for who came before this agent."""
         return self._since is None or one.at >= self._since
 

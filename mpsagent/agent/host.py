@@ -36,6 +36,7 @@ from mpsagent.core.model import Key, State
 from mpsagent.core.transitions import (
     ClientConnected,
     ClientEnded,
+    ClientHeld,
     ClientWaiting,
     Transition,
     UserPaused,
@@ -488,7 +489,7 @@ class Agent(Recorder):
     # --- on record ---
 
     def write_down(self, one: Transition, now: float) -> None:
-        if isinstance(one, ClientWaiting) and not self.gate.is_new(one):
+        if isinstance(one, ClientWaiting | ClientHeld) and not self.gate.is_new(one):
             return  # the api knows whether an earlier agent has written it down
         if self._worth_it(one, now):
             self._write(one)

@@ -181,6 +181,9 @@ class Placing:
     # --- who goes where -----------------------------------------------------------------------------------------------
 
     def _knocked(self, knock: link.Knock, process: Pidfd | None) -> None:
+        if knock.never:  # it is refused nowhere: it would run without MPS
+            (self._there(knock) or self._agents[0]).gate.receive(knock, process)
+            return
         if (gone := self._gone.get((knock.pid, knock.start))) is not None:
             self._refuse(knock, process, GONE.format(gone))
             return

@@ -326,7 +326,7 @@ def there_now(page: Page) -> set[Key]:
     found: set[Key] = set()
     for one in page.instances:
         name, state = None if page.single else one.name, one.view.state
-        pids = [*state.clients, *(held.peer.pid for held in state.held.values())]
+        pids = [*state.clients, *(held.peer.pid for held in (*state.held.values(), *state.never.values()))]
         for kind, these in (("client", pids), ("fault", state.servers), ("pause", one.view.suspended)):
             found.update((kind, name, which) for which in these)
         if one.view.turn is not None:

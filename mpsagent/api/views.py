@@ -122,7 +122,7 @@ def clients(one: Instance, names: Names, now: float) -> Iterator[Json]:
     for client in sorted(state.clients.values(), key=lambda c: (c.since, c.pid)):
         yield _client(one, client, serving.get(client.pid), names, now)
     seen: set[tuple[int, int]] = {(c.pid, c.peer.start) for c in state.clients.values()}
-    for held in sorted(state.held.values(), key=lambda h: (h.since, h.connection)):
+    for held in sorted((*state.held.values(), *one.view.never()), key=lambda h: (h.since, h.connection)):
         key = (held.peer.pid, held.peer.start)
         if key not in seen:
             seen.add(key)

@@ -313,6 +313,8 @@ class State:
     held: Queue = field(default_factory=Queue)
     before: Mapping[tuple[int, int], Held] = field(default_factory=dict)
     """By process: clients that waited when the link to the gate was lost, and that the gate has not named again."""
+    never: Mapping[int, Held] = field(default_factory=dict)
+    """Connections that the gate holds and never hands over: those of debugged programs. They wait for no turn."""
     turned_away: Mapping[int, Held] = field(default_factory=dict)
     """Connections that the gate was asked to refuse (bounded): one that was being handed over just then comes back."""
     stopped: frozenset[int] = frozenset()

@@ -16,7 +16,8 @@ from mpsagent.core.inputs import Peer
 @dataclass(frozen=True, slots=True)
 class Held:
     """A connection held at the gate. ``handing``: since when it is being handed over; ``of_client``: the process passed
-    already and wants a further context; ``failed``: why its last hand-over did not come about."""
+    already and wants a further context; ``failed``: why its last hand-over did not come about; ``never``: see
+    :class:`mpsagent.wire.link.Knock`."""
 
     connection: int
     peer: Peer
@@ -24,6 +25,7 @@ class Held:
     handing: float | None = None
     of_client: bool = False
     failed: str | None = None
+    never: str = ""
 
     @property
     def uid(self) -> int:

@@ -47,6 +47,11 @@ from mpsagent.wire import link
 MOST_HELD = 10_000
 """The gate's own bound is lower; more is a mistake of the gate's."""
 MOST_TURNED_AWAY = 1024
+NEVER = {
+    "debugged": "it is being debugged, and would run without MPS and without limits",
+    "unknown": "it says that it is of a kind that mpsagent does not know",
+}
+"""Why a connection is held and never handed over."""
 
 
 def reduce(state: State, event: inp.Input | Done) -> tuple[State, list[tr.Transition]]:
@@ -98,11 +103,11 @@ def _gate_lost(state: State, event: inp.GateLost, out: Out) -> State:
 def _nothing_held(state: State) -> State:
     """The gate tells all that it holds again. A connection that is told again is not a new one."""
     before = dict(state.before)
-    for held in state.held.values():
+    for held in (*state.held.values(), *state.never.values()):
         if not held.of_client:
             before.setdefault(held.process, held)
     state = state.each_lane(applied=-1, unkept="", known_handshake=None)
-    return replace(state, held=Queue(), turned_away={}, slowed={}, before=before)
+    return replace(state, held=Queue(), never={}, turned_away={}, slowed={}, before=before)
 
 
 def _gate_synced(state: State, event: inp.GateSaid[link.Synced], out: Out) -> State:
@@ -125,13 +130,16 @@ def _is_client(state: State, peer: inp.Peer) -> bool:
 
 def _knocked(state: State, event: inp.GateSaid[link.Knock], out: Out) -> State:
     said, peer = event.what, event.peer
-    held = Held(said.connection, peer, said.since, of_client=_is_client(state, peer))
-    if len(state.held) >= MOST_HELD:
+    held = Held(said.connection, peer, said.since, of_client=_is_client(state, peer), never=said.never)
+    if len(state.held) + len(state.never) >= MOST_HELD:
         return state
     if held.process in state.before:
         state = replace(state, before=without(state.before, held.process))
     elif not held.of_client and not state.held.has(held.process):
-        out.append(tr.ClientWaiting(said.since, peer.pid, peer.uid, said.connection))
+        told = said.since, peer.pid, peer.uid
+        out.append(tr.ClientHeld(*told, NEVER[said.never]) if said.never else tr.ClientWaiting(*told, said.connection))
+    if said.never:
+        return replace(state, never={**state.never, said.connection: held})
     return replace(state, held=state.held.put(held))
 
 
@@ -231,6 +239,9 @@ def _left(state: State, event: inp.GateSaid[link.Left], out: Out) -> State:
     said = event.what
     if said.connection in state.turned_away:
         return replace(state, turned_away=without(state.turned_away, said.connection))
+    if said.connection in state.never:
+        out.append(_gone(state, state.never[said.connection], event.at))
+        return replace(state, never=without(state.never, said.connection))
     held = state.held.get(said.connection)
     if held is None:
         return state
@@ -346,6 +357,8 @@ def _gate_refused(state: State, event: inp.GateSaid[link.Refused], out: Out) -> 
     held = state.held.get(said.connection)
     job = None if held is None else state.job(held.peer)[1]
     out.append(tr.ClientRefused(event.at, said.pid, said.uid, said.why, job))
+    if said.connection in state.never:
+        return replace(state, never=without(state.never, said.connection))
     if held is not None:
         return replace(state, held=state.held.without(said.connection))
     return state if said.pid > 0 else replace(state, unseen=state.unseen + 1)

@@ -234,6 +234,7 @@ _SENTENCES: dict[str, Callable[[_Words], str]] = {
     "server.fault": lambda w: f"server {w['server']}{w.of_user()} is in FAULT and takes no new clients",
     "server.fault_over": _fault_over,
     "client.waiting": lambda w: f"process {w['pid']}{w.of_user()} waits at the gate",
+    "client.held": lambda w: f"process {w['pid']}{w.of_user()} is held until it exits: {w.text('why')}",
     "client.left": _left,
     "client.connected": _connected,
     "client.ended": _client_ended,

@@ -90,6 +90,16 @@ class ClientWaiting(Transition):
 
 
 @dataclass(frozen=True, slots=True)
+class ClientHeld(Transition):
+    """A process came to the gate and is held until it exits, because MPS cannot serve it."""
+
+    kind = "client.held"
+    pid: int
+    uid: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class ClientLeft(Transition):
     """It went away while it was held. ``waited`` in seconds. ``lost``: the gate began anew, without it."""
 

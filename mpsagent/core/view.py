@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from mpsagent.core.inputs import Peer
-from mpsagent.core.model import CLIENTS_PER_SERVER, Attachment, Client, Key, Server, State, Status
+from mpsagent.core.model import CLIENTS_PER_SERVER, Attachment, Client, Held, Key, Server, State, Status
 from mpsagent.core.rule import Reason
 from mpsagent.mps.limits import Limits
 from mpsagent.policy import apart
@@ -358,6 +358,13 @@ class View:
         """Those of them who are known and whom the policy lets in."""
         known, all_known, denies = self.state.identities, self.policy.by_uid, self.policy.denies
         return [uid for uid in uids if (all_known or uid in known) and not (denies and self.denied(uid))]
+
+    def never(self) -> tuple[Held, ...]:
+        """Return the connections of this lane's users that are never handed over."""
+        here = self.user
+        return tuple(
+            one for one in self.state.never.values() if (one.uid not in self.users if here is None else one.uid == here)
+        )
 
     def waiting(self) -> tuple[int, ...]:
         """Users in the queue, or paused, who are known and whom the policy lets in, next one first, without whose turn

@@ -37,7 +37,8 @@ def waiting(view: View, now: float) -> tuple[Waiting, ...]:
     present = state.held.users()
     mine = [view.turn.uid] if view.turn is not None and view.turn.uid in present else []
     users = dict.fromkeys([*mine, *view.waiting(), *present])
-    if not users:  # a page is made each second
+    never = _never(view)
+    if not users and not never:  # a page is made each second
         return ()
     everybody, use = next(holds(view, now), None), use_of(view)
     at = None if everybody is not None else _free(view, now)
@@ -52,10 +53,33 @@ def waiting(view: View, now: float) -> tuple[Waiting, ...]:
         lifted = ((pid, caps.lifted(view, pid)[1]) for pid in pids if pid in state.lifts) if state.lifts else ()
         words = next((f"; process {pid}: {words}" for pid, words in lifted if words), None)
         why = why if words is None else why._replace(text=why.text + words)
+        for held in never.pop(uid, ()):
+            pids.setdefault(held.peer.pid)
+            why = why._replace(text=f"{why.text}; {_why_never(held)}")
         since = view.suspended[uid] if uid in view.suspended else line[0].since
         shown = tuple(islice(pids, SHOWN_PIDS))
         found.append(Waiting(uid, since, len(pids), shown, why, turn))
+    for uid, kept in never.items():
+        pids = dict.fromkeys(one.peer.pid for one in kept)
+        why = Reason(kept[0].never, _why_never(kept[0]))
+        found.append(Waiting(uid, kept[0].since, len(pids), tuple(islice(pids, SHOWN_PIDS)), why, None))
     return tuple(found)
+
+
+def _never(view: View) -> dict[int, list[Held]]:
+    """Return the connections that are never handed over, by user."""
+    found: dict[int, list[Held]] = {}
+    for held in view.never():
+        found.setdefault(held.uid, []).append(held)
+    return found
+
+
+def _why_never(held: Held) -> str:
+    if held.never == "debugged":
+        what, do = "is being debugged, and would run without MPS and without limits", "debug on a GPU without mpsagent"
+    else:
+        what, do = "says that it is of a kind that mpsagent does not know", "report this with the driver's version"
+    return f"process {held.peer.pid} {what}: it is held until it exits; end it, and {do}"
 
 
 def _why(view: View, uid: int, line: Sequence[Held], everybody: Reason | None, use: Use, now: float) -> Reason:

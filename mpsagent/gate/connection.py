@@ -16,10 +16,12 @@ from mpsagent.gate.handshake import Handshake, Mark
 from mpsagent.gate.queue import Held, Process
 from mpsagent.gate.sent_descriptors import let_go
 from mpsagent.gate.store import ConnectionName
-from mpsagent.mps.rendezvous import Credentials
+from mpsagent.mps.rendezvous import Credentials, Kind
 from mpsagent.wire.link import Knock
 
 SIOCOUTQ = termios.TIOCOUTQ
+NEVER = {Kind.DEBUGGER: "debugged", Kind.UNKNOWN: "unknown"}
+"""Kinds of peers that are held and never handed over, in the words of :class:`mpsagent.wire.link.Knock`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +40,10 @@ class Connection:
     """How often it was announced to a daemon."""
     knock: Knock | None = None
     """What the agent was told of it."""
+    never: str = ""
+    """Why it is never handed over, see :data:`NEVER`; empty: it is a client's."""
+    extra: int = 0
+    """Messages that it has sent although it is never handed over."""
 
     @property
     def since(self) -> float:
@@ -65,7 +71,8 @@ class Connection:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, int(mark))
 
     def held(self) -> Held:
-        return Held(self.number, self.peer.pid, self.peer.uid, self.peer.gid, self.start, self.since)
+        who = self.number, self.peer.pid, self.peer.uid, self.peer.gid, self.start, self.since
+        return Held(*who, never=bool(self.never))
 
     def unread_by_us(self) -> bool:
         return self._queued(termios.FIONREAD)
@@ -134,4 +141,6 @@ def restored(sock: socket.socket, name: ConnectionName) -> Connection | None:
         let_go(sock)
         return None
     handshake = Handshake(who, restored=True)
-    return Connection(name.number, sock, who, start, name.privileged, handshake, stored=True)
+    kind = {Mark.DEBUGGED: Kind.DEBUGGER, Mark.UNKNOWN: Kind.UNKNOWN}.get(mark_of(sock))
+    never = "" if kind is None else NEVER[kind]
+    return Connection(name.number, sock, who, start, name.privileged, handshake, stored=True, never=never)

@@ -406,7 +406,7 @@ class Instance:
                 self._cut.remove(cut)
                 self.orphans.add(cut[1], untouched=connection.mark is Mark.HELD)
                 self._holding.left(connection)
-            elif connection.mark >= Mark.PASSING:
+            elif connection.mark.may_have_descriptor:
                 cut[1].acknowledge(data)
                 connection.mark = Mark.PASSED
         else:

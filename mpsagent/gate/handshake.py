@@ -23,6 +23,14 @@ class Mark(IntEnum):
     """Its descriptor is being sent to it, or was."""
     PASSED = 4
     """Its descriptor was sent to it."""
+    DEBUGGED = 5
+    """A program that is being debugged. It is held and never handed over."""
+    UNKNOWN = 6
+    """It has said something that no driver up to 580 says. The same."""
+
+    @property
+    def may_have_descriptor(self) -> bool:
+        return self in (Mark.PASSING, Mark.PASSED)
 
 
 class Handshake:
@@ -45,7 +53,8 @@ class Handshake:
 
     def message(self, data: bytes, credentials: Credentials | None) -> Kind | str | None:
         """One message of the peer, with the credentials that came along. What it is; None: that is not clear yet; a
-        text: the connection must be closed, and why."""
+        text: the connection must be closed, and why. Once it has sent its credentials, no message closes it: the driver
+        would take that for no MPS, and run the program without limits (seen with cuda-gdb on an H100)."""
         self.heard = True
         if not self._named and data == CREDENTIALS:
             if credentials is None:
@@ -60,6 +69,11 @@ class Handshake:
         if not self.expects_kind():
             return f"sent {data[:16].hex() or 'nothing'} where credentials were expected"
         kind = kind_of(data)
-        if kind in (Kind.CLIENT, Kind.FRONT_END):
-            return kind
-        return f"says it is of kind {data[:8].hex()}, which is neither a client nor a front-end"
+        return kind if kind in (Kind.CLIENT, Kind.FRONT_END, Kind.DEBUGGER) else Kind.UNKNOWN
+
+    def mark(self, data: bytes) -> Mark | None:
+        """Return the mark that this message of the peer makes, before it is taken out of the socket; None: none."""
+        if not data or not self.expects_kind() or (data == CREDENTIALS and not self._named):
+            return None
+        marks = {Kind.CLIENT: Mark.HELD, Kind.DEBUGGER: Mark.DEBUGGED, Kind.FRONT_END: None}
+        return marks.get(kind_of(data) or Kind.UNKNOWN, Mark.UNKNOWN)

@@ -23,6 +23,7 @@ UNSEEN = (
     "its process is in a pid namespace that cannot be seen from here, so its end would not be noticed; run mpsagent "
     "in the host's pid namespace (hostPID, --pid=host)"
 )
+MOST_EXTRA = 64
 Tell = Callable[[link.FromGate, Callable[[], int | None] | None], None]
 
 
@@ -84,6 +85,7 @@ class Holding:
             identity.command(peer.pid),
             held.instance,
             held.asked,
+            connection.never,
         )
         self.watch(connection)
         self._tell(knock, self._pidfd_of(connection))
@@ -108,11 +110,21 @@ class Holding:
         if not self._special(connection, data):
             if not data:
                 self.left(connection)
+            elif connection.never:
+                self._hear(connection)
             elif data not in _GREETING and connection.mark is Mark.HELD:
                 self.refused(connection, "sent something while it was held")
                 self.close(connection)
         if data and connection.sock.fileno() >= 0:
             _throw_away(connection.sock)
+
+    def _hear(self, connection: Connection) -> None:
+        """Take a message of a connection that is never handed over. What else its kind says is not known, and if it is
+        closed, its program runs without MPS."""
+        connection.extra += 1
+        if connection.extra > MOST_EXTRA:
+            self.refused(connection, "sent one message after the other while it was held")
+            self.close(connection)
 
     def look(self, connection: Connection) -> None:
         """At what may have come just now."""

@@ -177,7 +177,7 @@ class Gate:
         """The connection, if its client may have its descriptor already; ``last_words`` gets what it has said since."""
         self._public.numbers.seen(found.number)
         mark = mark_of(sock)
-        if mark >= Mark.PASSING:
+        if mark.may_have_descriptor:
             sock.setblocking(False)
             last_words[found.number] = first_unread(sock) or b""
         connection = restored(sock, found)
@@ -187,7 +187,7 @@ class Gate:
             self._public.restore(connection)
         else:
             self._holding.hold(connection)
-            return connection if mark >= Mark.PASSING else None
+            return connection if mark.may_have_descriptor else None
         return None
 
     def _listen(self, name: str, descriptor: int) -> None:
@@ -241,7 +241,7 @@ class Gate:
     def _special(self, connection: Connection, data: bytes) -> bool:
         if any(one.special(connection, data) for one in self._instances):
             return True
-        if connection.mark >= Mark.PASSING:
+        if connection.mark.may_have_descriptor:
             self._where(connection).was_passed(connection)
             return True
         return False

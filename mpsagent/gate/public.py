@@ -10,13 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from mpsagent.gate.channel import take
-from mpsagent.gate.connection import Connection, Numbers, accepted
+from mpsagent.gate.connection import NEVER, Connection, Numbers, accepted
 from mpsagent.gate.counts import Counts
 from mpsagent.gate.handshake import Mark
 from mpsagent.gate.pacing import Account, Rates
 from mpsagent.gate.sent_descriptors import accept_descriptors, let_go, look_first, no_room
 from mpsagent.gate.store import Store
-from mpsagent.mps.rendezvous import HELLO, Kind, kind_bytes
+from mpsagent.mps.rendezvous import HELLO, Kind
 from mpsagent.wire.descriptors import SO_PASSCRED
 
 AT_A_TIME = 32
@@ -34,14 +34,13 @@ users together, because one may come with thousands of uids. Service managers mu
 beyond is stored as soon as it is held."""
 SHORTAGE_PAUSE = 0.1
 
-_CLIENT = kind_bytes(Kind.CLIENT)
 _SHORTAGE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 @dataclass(eq=False, repr=False)
 class PublicSockets:
-    """``client`` gets a connection that is a CUDA client's, ``front_end`` a front-end's; ``relay`` is offered each new
-    one before its greeting and says True when it takes it."""
+    """``client`` gets a connection that is held, ``front_end`` a front-end's; ``relay`` is offered each new one before
+    its greeting and says True when it takes it."""
 
     _loop: asyncio.AbstractEventLoop
     _store: Store
@@ -174,8 +173,10 @@ class PublicSockets:
         try:
             while connection in self._unfinished:
                 look_first(connection.sock)
-                if connection.handshake.expects_kind() and connection.sock.recv(64, socket.MSG_PEEK) == _CLIENT:
-                    connection.mark = Mark.HELD  # before it is taken out, so that it cannot get lost between
+                if connection.handshake.expects_kind():
+                    mark = connection.handshake.mark(connection.sock.recv(64, socket.MSG_PEEK))
+                    if mark is not None:  # before it is taken out, so that it cannot get lost between
+                        connection.mark = mark
                 data, who, _ = take(connection.sock, 64)
                 if not data:
                     self._close(connection)
@@ -195,7 +196,8 @@ class PublicSockets:
             self._close(connection)
         elif found is not None:
             self._forget(connection)
-            if found is Kind.CLIENT:
+            if found is not Kind.FRONT_END:
+                connection.never = NEVER.get(found, "")
                 self._client(connection)
             else:
                 if connection.stored:

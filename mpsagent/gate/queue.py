@@ -42,7 +42,8 @@ class Held:
     """A CUDA connection that waits. ``connection`` grows with the time of arrival. ``not_before``: it pauses after a
     failed hand-over until then; ``pause`` is the last pause's length. ``instance``: where it waits, None: nowhere yet;
     ``busy``: it is being handed over there; ``asked``: the instance that alone may serve it (apart, as its user's),
-    because it came in that one's own directory, or because its process has passed there."""
+    because it came in that one's own directory, or because its process has passed there. ``never``: it is no client's,
+    stands in no line, and is never handed over."""
 
     connection: int
     pid: int
@@ -55,6 +56,7 @@ class Held:
     instance: str | None = ""
     busy: bool = False
     asked: str | None = None
+    never: bool = False
 
     @property
     def process(self) -> Process:
@@ -206,7 +208,7 @@ class Queue:
 
     def waits_for_context(self, process: Process) -> bool:
         """Return whether a connection of this process is held or being handed over."""
-        return process in self._of
+        return any(not self._held[one].never for one in self._of.get(process, ()))
 
     def places(self, instance: str) -> Places:
         return self._places.setdefault(instance, Places())
@@ -297,6 +299,8 @@ class Queue:
             self._enter(held)
 
     def _leave(self, held: Held) -> None:
+        if held.never:
+            return
         lines = self._lines[held.instance]
         line = lines[held.uid]
         line.kin.pop(held.connection, None)
@@ -307,6 +311,8 @@ class Queue:
                 del self._lines[held.instance]
 
     def _enter(self, held: Held) -> None:
+        if held.never:
+            return
         known = self._known.get(held.process)
         if known is not None and not held.busy:
             held.instance = known.instance

@@ -39,6 +39,8 @@ class Kind(IntEnum):
     """What a peer says that it is. The daemon never closes one that says anything else (it leaks a descriptor there),
     so nothing else may be passed on to it."""
 
+    UNKNOWN = 0
+    """Anything that is not one of these; nobody says it."""
     SERVER = 1
     CLIENT = 2
     DEBUGGER = 3

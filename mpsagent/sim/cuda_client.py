@@ -17,7 +17,8 @@
     contexts N SECONDS      contexts until there are N or an error comes; SIGUSR1: one ends, another is made
     leave SECONDS           fork; it ends, and the other one stays with all that was open
     limit [STEP]            allocate in steps of so many MiB (64) until there is no more, and say how much there was
-`--ignore-term` anywhere ignores SIGTERM. DEV is the device ordinal. With SAY_MPS it also says `mps yes` or `mps no`.
+`--ignore-term` anywhere ignores SIGTERM; `--debugged` says what a program under cuda-gdb says.
+DEV is the device ordinal. With SAY_MPS it also says `mps yes` or `mps no`.
 Exit status as the probe's.
 """
 
@@ -62,6 +63,7 @@ class Cuda:
         self.percentage = 100.0
         self.sms = gpu.MULTIPROCESSORS
         self.limit: int | None = None
+        self.debugged = False
         self.asked = ""  # CUDA_MPS_PINNED_DEVICE_MEM_LIMIT as cuInit found it (11 E4)
         self.allocated = 0
         self.enough = False
@@ -89,6 +91,12 @@ class Cuda:
         greeted = rendezvous.greeted(probe)
         probe.close()
         if not greeted:
+            return self._see(self.devices)
+        if self.debugged:  # it takes the end of its connection for no MPS (cuda-gdb, an H100)
+            control = rendezvous.connect(f"{wire.directories()[0]}/control")
+            if rendezvous.introduce(control, rendezvous.DEBUGGER):
+                rendezvous.receive(control).close()
+            control.close()
             return self._see(self.devices)
         # only the probe decides about inside or outside: whatever fails from here on is an error
         answer, lines = self._meet(0, rendezvous.NO_DEVICE)
@@ -317,12 +325,13 @@ class Cuda:
 
 def main() -> int:
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
-    words = [word for word in sys.argv[1:] if word != "--ignore-term"]
-    if len(words) != len(sys.argv) - 1:
+    words = [word for word in sys.argv[1:] if word not in ("--ignore-term", "--debugged")]
+    if "--ignore-term" in sys.argv:
         _signal.signal(_signal.SIGTERM, _signal.SIG_IGN)
     mode = words[0] if words else "query"
     numbers = [float(word) for word in words[1:]] + [0.0, 0.0]
     cuda = Cuda()
+    cuda.debugged = "--debugged" in sys.argv
     if mode in ("sleep", "mind", "fault"):
         _signal.signal(_signal.SIGUSR1, cuda.finish)
     result = cuda.initialise()

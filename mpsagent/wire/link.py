@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from mpsagent.mps.limits import Limits, Total
 from mpsagent.wire.codec import decoder
 
-VERSION = 8
+VERSION = 9
 """Another one for each change of what is said here: a peer passes over what it does not know, and would do half."""
 
 
@@ -35,7 +35,8 @@ class Knock:
     """A CUDA connection is held. A pidfd comes along unless the process has gone already. ``instance`` None: the tables
     name its user nowhere, and the agent says where it belongs by naming it in one. ``asked``: the instance that alone
     may serve it: it came in that one's own directory (``placement = "own"``), or its process has passed there; None:
-    each instance may."""
+    each instance may. ``never``: ``debugged`` or ``unknown``, by what its process says that it is. It
+    is held and never handed over: MPS would not serve it, and if it is closed, the program runs without MPS."""
 
     kind: ClassVar[str] = "knock"
     connection: int
@@ -50,6 +51,7 @@ class Knock:
     command: str = ""
     instance: str | None = ""
     asked: str | None = None
+    never: str = ""
 
 
 @dataclass(frozen=True, slots=True)
