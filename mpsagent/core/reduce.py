@@ -137,7 +137,8 @@ def _knocked(state: State, event: inp.GateSaid[link.Knock], out: Out) -> State:
         state = replace(state, before=without(state.before, held.process))
     elif not held.of_client and not state.held.has(held.process):
         told = said.since, peer.pid, peer.uid
-        out.append(tr.ClientHeld(*told, NEVER[said.never]) if said.never else tr.ClientWaiting(*told, said.connection))
+        why = NEVER.get(said.never, NEVER["unknown"])
+        out.append(tr.ClientHeld(*told, why) if said.never else tr.ClientWaiting(*told, said.connection))
     if said.never:
         return replace(state, never={**state.never, said.connection: held})
     return replace(state, held=state.held.put(held))

@@ -55,14 +55,14 @@ def waiting(view: View, now: float) -> tuple[Waiting, ...]:
         why = why if words is None else why._replace(text=why.text + words)
         for held in never.pop(uid, ()):
             pids.setdefault(held.peer.pid)
-            why = why._replace(text=f"{why.text}; {_why_never(held)}")
+            why = why._replace(text=f"{why.text}; {_why_never(held).text}")
         since = view.suspended[uid] if uid in view.suspended else line[0].since
         shown = tuple(islice(pids, SHOWN_PIDS))
         found.append(Waiting(uid, since, len(pids), shown, why, turn))
     for uid, kept in never.items():
         pids = dict.fromkeys(one.peer.pid for one in kept)
-        why = Reason(kept[0].never, _why_never(kept[0]))
-        found.append(Waiting(uid, kept[0].since, len(pids), tuple(islice(pids, SHOWN_PIDS)), why, None))
+        shown = tuple(islice(pids, SHOWN_PIDS))
+        found.append(Waiting(uid, kept[0].since, len(pids), shown, _why_never(kept[0]), None))
     return tuple(found)
 
 
@@ -74,12 +74,13 @@ def _never(view: View) -> dict[int, list[Held]]:
     return found
 
 
-def _why_never(held: Held) -> str:
+def _why_never(held: Held) -> Reason:
+    held_on, pid = "it is held until it exits; end it, and", held.peer.pid
     if held.never == "debugged":
-        what, do = "is being debugged, and would run without MPS and without limits", "debug on a GPU without mpsagent"
-    else:
-        what, do = "says that it is of a kind that mpsagent does not know", "report this with the driver's version"
-    return f"process {held.peer.pid} {what}: it is held until it exits; end it, and {do}"
+        text = f"process {pid} is being debugged, and would run without MPS and without limits: {held_on}"
+        return Reason("debugged", f"{text} debug on a GPU without mpsagent")
+    text = f"process {pid} says that it is of a kind that mpsagent does not know: {held_on}"
+    return Reason("unknown", f"{text} report this with the driver's version")
 
 
 def _why(view: View, uid: int, line: Sequence[Held], everybody: Reason | None, use: Use, now: float) -> Reason:
