@@ -134,7 +134,7 @@ KEYS: tuple[Key, ...] = (
     ),
     Key(
         "limits", "idle_timeout", kinds.duration(1, LONG, never=True), _WHO,
-        "a user's clients that were idle for so long are ended if another user waits",
+        "a user's clients that were idle for this long are ended if another user waits for their place",
     ),
     Key(
         "limits", "idle_by",
