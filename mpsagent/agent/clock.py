@@ -43,7 +43,7 @@ class SteadyClock:
         return [Path(BOOT).read_text().strip(), self._offset]
 
     def same_boot(self, kept: object) -> bool:
-        """Whether the agent that kept this ran since the machine was started last."""
+        """Return whether the agent that kept this ran since the machine was started last."""
         return isinstance(kept, list) and kept[:1] == self.kept()[:1]
 
     def carry_on(self, kept: object) -> float:

@@ -226,7 +226,7 @@ class Queue:
         return next((name for name, places in self._places.items() if places.of_user[uid]), None)
 
     def is_own(self, process: Process) -> bool:
-        """Whether it was, or is being, handed over with limits of its own, not those of its user."""
+        """Return whether it was, or is being, handed over with limits of its own, not those of its user."""
         return process in self._own
 
     def keep_own(self, process: Process) -> None:
