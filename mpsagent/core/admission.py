@@ -148,7 +148,7 @@ def _admissions(view: View, held: Sequence[Reason]) -> Admissions:
     fail_safe, is_open = view.fail_safe(), all(one.known for one in held)
     devices = tuple(device.ordinal for device in view.state.devices)
     admitted = _admitted(view) if is_open else []
-    users = _users(view, admitted, known_only=bool(held))
+    users = _users(view, admitted, known_only=bool(held) or any(map(view.ends_soon, admitted)))
     named = list(_named(view, admitted)) if view.shares else []
     jobs = {share.counted_as: _job(view, share) for _, share in named if share is not None}
     return Admissions(

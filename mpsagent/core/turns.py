@@ -205,7 +205,7 @@ def _between(m: Moment) -> float | None:
     view, state, turn, until = m.view, m.view.state, m.turn, float("inf")
     first, contested = state.held.first(turn.uid), view.contested()
     mine = first is not None and (turn.phase != "idle" or contested is None or first.since <= contested)
-    mine = mine and view.identified(turn.uid)
+    mine = mine and view.identified(turn.uid) and not view.ends_soon(turn.uid)
     ends = state.drain is not None
     if turn.began is not None:
         times = deadlines(view, turn)

@@ -469,6 +469,13 @@ class View:
         fault = any(server.status is Status.FAULT for server in self.state.servers.values())
         return fault or bool(doubtful), min(doubtful, default=None)
 
+    def ends_soon(self, uid: int) -> bool:
+        """Return whether the end of this user's turn is announced and certain. A process that was admitted now would be
+        ended with it."""
+        rules = self.rules(uid)
+        announced = self.turn is not None and self.turn.uid == uid and self.turn.phase == "warned"
+        return announced and rules.enforce_switch and rules.forced_end != "none"
+
     def shut_out(self, uid: int) -> bool:
         """No process of this user can pass the gate: a table without the user is in force there."""
         if self.sent is None or not self.settled:

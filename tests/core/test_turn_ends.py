@@ -60,8 +60,48 @@ def test_the_warning_reaches_the_programs_and_the_hook_once(shared: bool) -> Non
 
 
 @both
-def test_who_is_let_in_after_the_warning_is_sent_the_signal_too(shared: bool) -> None:
-    """Once; the hook has been told when the turn ends. And all of them anew when another turn's end comes."""
+def test_a_process_that_comes_after_the_warning_waits_for_the_next_turn(shared: bool) -> None:
+    """It was admitted in the last second of its user's turn, and ended 0.3 s later without a context or a message."""
+    stage = Stage(shared=shared).up()
+    first = stage.client(ALICE)
+    stage.run(1)
+    bob = stage.client(BOB)
+    stage.run(11)
+    late = stage.client(ALICE)
+    stage.run(2)
+    assert late.pid not in stage.served
+    assert stage.core is not None
+    (why,) = [one.why for one in waiting(stage.core.view(), stage.now) if one.uid == ALICE]
+    assert "next one" in why.text
+    stage.run(4)
+    assert stage.working(bob)
+    assert [one.pid for one in stage.actions(act.TerminateClient)] == [first.pid]
+    stage.ends(bob)
+    stage.run(2)
+    assert stage.working(late)
+
+
+@both
+def test_after_the_warning_a_user_whose_processes_have_ended_makes_way_at_once(shared: bool) -> None:
+    """What the user has waiting is not admitted any more, so there is nothing to wait for."""
+    stage = Stage(shared=shared).up()
+    first = stage.client(ALICE)
+    stage.run(1)
+    bob = stage.client(BOB)
+    stage.run(11)
+    late = stage.client(ALICE)
+    stage.run(0.5)
+    stage.ends(first)
+    stage.run(1.5)
+    assert stage.working(bob)
+    stage.ends(bob)
+    stage.run(2)
+    assert stage.working(late)
+
+
+@both
+def test_a_process_that_came_after_the_warning_is_admitted_when_no_other_user_waits_any_more(shared: bool) -> None:
+    """And all of them are warned anew when another turn's end comes."""
     hook = 'warning_signal = "SIGUSR1"\n[hooks]\nwarning = "/usr/bin/true"\n'
     stage = Stage(POLICY + hook, shared=shared).up()
     first = stage.client(ALICE, stubborn=True)
@@ -70,16 +110,15 @@ def test_who_is_let_in_after_the_warning_is_sent_the_signal_too(shared: bool) ->
     stage.run(11)
     late = stage.client(ALICE, stubborn=True)
     stage.run(2)
-    told = stage.actions(act.WarnClient)
-    assert [(one.pid, one.signal) for one in told] == [(first.pid, signal.SIGUSR1), (late.pid, signal.SIGUSR1)]
-    assert f"while user {BOB} waits; its turn ends in" in told[1].reason
-    assert len(stage.actions(act.RunHook)) == 1
+    assert [one.pid for one in stage.actions(act.WarnClient)] == [first.pid]
     stage.ends(bob)
     stage.run(1)
+    assert stage.working(late)
     stage.client(BOB)
     stage.run(11)
     told = stage.actions(act.WarnClient)
-    assert [one.pid for one in told[2:]] == [first.pid, late.pid]
+    assert [one.pid for one in told[1:]] == [first.pid, late.pid]
+    assert len(stage.actions(act.RunHook)) == 2
 
 
 @pytest.mark.parametrize("how", ['action = "none"\n', "enforce = false\n"])

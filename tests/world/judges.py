@@ -163,6 +163,8 @@ class Judges:
             return
         came = min(one.came for one in [life, *mine] if one is life or one.waits)
         for one in self.lives:
+            if any(it.uid == one.uid and it.given is not None and (it.left or now) > one.came for it in self.lives):
+                continue  # it came in a turn of its user's own, and is behind those who have waited for its end
             if one.waits and one.uid != life.uid and one.came < came - TOGETHER and not one.process.stopped:
                 what = f"came {came - one.came:.2f} s after user {one.uid}"
                 self.fail(f"user {life.uid} has the turn, and {what}")
