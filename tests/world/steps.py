@@ -69,8 +69,8 @@ class Scene:
         self.delays = Delays(1.0, seed)
         self.uses: dict[int, tuple[str, int]] = {}
         self.device, self.public = DEVICE, f"{BASE}/pipe"
-        nothing = SimpleNamespace(knocks=_nothing, given=_nothing, works=_nothing, arrived=_nothing,
-                                  takes=_nothing, asked=_nothing)  # fmt: skip
+        nothing = SimpleNamespace(knocks=_nothing, given=_nothing, works=_nothing, arrived=_nothing, context=_nothing,
+                                  takes=_nothing, asked=_nothing, to_end=_nothing, harmed=_nothing)  # fmt: skip
         self.judges = nothing
 
 
