@@ -11,6 +11,9 @@ end every `--gap` seconds by
     runtime     `kill` of mpsagent-runtime             max-runtime         max_runtime, 8 s
     over        over_limits, partitioning by context   relayed             `client terminate` of a client behind a relay
 
+`--ways plain-int,plain-term,plain-kill`: Ctrl-C, SIGTERM and SIGKILL of programs that are not started by `mpsagent-cli
+run`, as a control: mpsagent cannot protect the neighbours then. `--crowd light`: three neighbours of the same user.
+
 At the end a drain ends all clients at once, and a new client must be served. `--turns`: users have turns on one server
 instead, and each turn's end ends six clients at work.
 
@@ -43,7 +46,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from campaigns.begin import uuids
-from campaigns.busy_place import ALICE, BOB, FAULT, Program, Programs, compiled, end_all, facts, wait_for
+from campaigns.busy_place import ALICE, BOB, CROWDS, FAULT, Program, Programs, compiled, end_all, facts, wait_for
 from tests.conformance import rig as rigs
 from tests.scenes.stage import AS_USER, REPOSITORY, Agent, Machine, Stage
 
@@ -80,6 +83,7 @@ WORKS = [
     ("graph", "exit"), ("torch", "exit"), ("queue", "exit"), ("graph", "stay"), ("small", "exit"), ("torch", "exit"),
     ("copy", "exit"), ("graph", "exit"), ("endless", "exit"),
 ]  # fmt: skip
+SIGNALS = {"term": signal.SIGTERM, "int": signal.SIGINT, "kill": signal.SIGKILL}
 TOO_LONG = 40.0
 """Seconds after which a victim counts as not ended."""
 
@@ -194,7 +198,7 @@ class Lane:
         elif way == "runtime":
             self.kill_container(one, agent)
         else:
-            one.send({"run-term": signal.SIGTERM, "run-int": signal.SIGINT}[way])
+            one.send(SIGNALS[way.rpartition("-")[2]])
         self.ending.append((way, one, time.time()))
 
     def kill_container(self, one: Program, agent: Agent) -> None:
@@ -258,7 +262,7 @@ class Lane:
                 if self.agent is None or self.programs is None:
                     agent, programs = self.open(POLICY, 'sharing = "together"\n')
                     self.relay()
-                    self.neighbours = programs.crowd("busy")
+                    self.neighbours = programs.crowd(self.options.crowd)
                     self.say(f"{len(self.neighbours)} neighbours are at work")
                 while len(self.pool) < self.options.pool:
                     way = next(ways)
@@ -371,6 +375,7 @@ def main() -> int:
     words = lambda given: [one.strip() for one in given.split(",") if one.strip()]  # noqa: E731
     parser.add_argument("--ways", type=words, default=WAYS)
     parser.add_argument("--turns", action="store_true", help="turns instead of all users together")
+    parser.add_argument("--crowd", choices=CROWDS, default="busy", help="neighbours")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="the first GPU")
     parser.add_argument("--sim", action="store_true", help="on the simulator")
