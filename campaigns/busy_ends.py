@@ -6,9 +6,10 @@
 
 Each GPU has a control daemon of its own with one server for all users (`--multiuser-server`). Eleven PyTorch trainings
 of one user and three small programs of three other users always run there. Victims run in addition. They differ in
-their work and in what they do at a CUDA error. A victim that is at work is ended by one of the rules below, and the
-neighbours are watched for WATCH seconds after its death. A rule is rejected at its first lost neighbour, or after
-`control` ends with lost neighbours. A CUDA graph is the victim that tells the rules apart.
+their work and in what they do at a CUDA error. A victim that is at work is ended by one of the rules
+below, and the neighbours are watched for WATCH seconds after its death and after the close of what was kept of it. A
+rule is rejected at its first lost neighbour, or after `control` ends with lost neighbours. A CUDA graph is the victim
+that tells the rules apart; PyTorch is lost now and then by all of them.
 
 `people`: the same without `terminate_client`: Ctrl-C, SIGTERM and SIGKILL of PyTorch, JAX and C programs with two
 trainings and one small program of the same user as neighbours; with `--crowd busy` with the fourteen neighbours above.
@@ -106,6 +107,17 @@ RULES = [
     _kept("uvm", 3.0, 1),
     _kept("uvm", 10.0),
     _kept("rest", 10.0, 1),
+    Rule(
+        "drained-all10000",
+        "SIGSTOP, the request 1.5 s later, SIGKILL 20 ms later, its GPU descriptors kept for 10 s",
+        KILL,
+        0.02,
+        "before",
+        1.5,
+        keep="all",
+        kept=10.0,
+        control=1,
+    ),
 ]
 PEOPLE = [
     Rule("sigint", "Ctrl-C without mpsagent", int(signal.SIGINT), asks=False, control=999, most=999),
@@ -128,8 +140,8 @@ class Kept:
         for name in os.listdir(f"/proc/{one.pid}/fd"):
             with contextlib.suppress(OSError):
                 place = os.readlink(f"/proc/{one.pid}/fd/{name}")
-                is_uvm = place.startswith("/dev/nvidia-uvm")
-                if place.startswith("/dev/nvidia") and what in ("all", "uvm" if is_uvm else "rest"):
+                is_uvm = "/dev/nvidia-uvm" in place  # the simulator's is below its own directory
+                if "/dev/nvidia" in place and what in ("all", "uvm" if is_uvm else "rest"):
                     found = LIBC.syscall(PIDFD_GETFD, one.pidfd, int(name), 0)
                     if found >= 0:
                         self.descriptors.append(found)
@@ -143,6 +155,17 @@ class Kept:
             self.closed = time.time()
 
         threading.Thread(target=close, daemon=True).start()
+
+
+@dataclass
+class Hold:
+    """What is kept of a process that has ended, until when, and what is to be written down of its end."""
+
+    rule: Rule
+    kept: Kept
+    until: float
+    zero: float
+    said: dict[str, Any]
 
 
 class Question:
@@ -257,6 +280,8 @@ class Lane:
         self.listed = Listed(None if options.sim else uuid)
         self.neighbours: list[Program] = []
         self.pool: list[Program] = []
+        self.holds: list[Hold] = []
+        self.closing: Hold | None = None
         self.kinds: Iterator[str] = iter(())
         self.server = ""
         self.file = (options.out / f"ends-{self.number}.jsonl").open("a")
@@ -279,7 +304,9 @@ class Lane:
     def close(self) -> None:
         """End all clients and the daemon, whose servers end with it."""
         end_all([*self.neighbours, *self.pool])
-        self.neighbours, self.pool = [], []
+        for hold in self.holds:
+            hold.kept.close()
+        self.neighbours, self.pool, self.holds, self.closing = [], [], [], None
         place = self.pipe / "nvidia-cuda-mps-control.pid"
         with contextlib.suppress(OSError, ValueError):
             for pid in (int(place.read_text()), int(self.server)):
@@ -309,8 +336,11 @@ class Lane:
                     self.open(crowd)
                     idle = time.time()
                 self.fill()
+                if self.closed():
+                    self.close()
+                    continue
                 victim = next((one for one in self.pool if one.ready()), None)
-                if victim is None:
+                if victim is None or self.closing is not None:
                     if time.time() > idle + 40:
                         raise RuntimeError(f"no victim gets to work: {[(one.kind, one.text()) for one in self.pool]}")
                     time.sleep(0.01)
@@ -333,40 +363,71 @@ class Lane:
         """End one victim by a rule; return whether neighbours were lost."""
         self.server_log.refresh()
         before = len(self.server_log.lines)
-        beside = [one for one in self.pool if one.ready()]
+        kept = Kept(victim, rule.keep) if rule.keep else None
         self.listed.follow(victim.pid)
-        times, zero = self._end(rule, victim)
-        self.server_log.refresh()
-        faulty = any(FAULT.search(line) for line in self.server_log.lines[before:])
-        if faulty or any(one.gone() for one in self.neighbours):
-            time.sleep(1.2)
-            self.server_log.refresh()
-            self.plan.lost(rule)
-        lost = sum(one.gone() for one in self.neighbours)
+        times, zero, until = self._end(rule, victim)
         self.listed.pid = 0
         error = victim.error()
         if error is not None:
             times["error"] = round(1000 * (error[0] - zero), 1)
-        lines = [line for line in self.server_log.lines[before:] if str(victim.pid) in line or FAULT.search(line)]
         said: dict[str, Any] = {
             "rule": rule.name, "kind": victim.kind, "on_error": victim.on_error, "crowd": crowd, "gpu": self.number,
-            "pid": victim.pid, "at": round(zero, 3), "ms": times, "lost": lost, "of": len(self.neighbours),
-            "also lost": sum(one.gone() for one in beside), "fault": faulty, "error": error[1][:80] if error else None,
+            "pid": victim.pid, "at": round(zero, 3), "ms": times, "error": error[1][:80] if error else None,
             "round": victim.round(), "nvml": [[round(1000 * (at - zero), 1), text] for at, text in self.listed.seen],
-            "log": [_since(line, zero) for line in lines[:14]],
         }  # fmt: skip
-        self.file.write(json.dumps(said) + "\n")
-        self.file.flush()
-        if lost or faulty:
-            self.say(
-                f"LOST {lost} of {len(self.neighbours)} by {rule.name} of {victim.kind} {victim.on_error}: {times}"
-            )
+        lost = self.lost(said, zero, before, rule)
+        if kept is not None and not lost:
+            self.holds.append(Hold(rule, kept, until, zero, said))
+        else:
+            self.write(said)
         end_all([victim])
+        return lost
+
+    def closed(self) -> bool:
+        """Close what was kept, one after the other; return whether neighbours were lost."""
+        if self.closing is None:
+            due = [one for one in self.holds if time.time() >= one.until]
+            if due:
+                self.closing = min(due, key=lambda one: one.until)
+                self.holds.remove(self.closing)
+                self.server_log.refresh()
+                self.closing.said["lines"] = len(self.server_log.lines)
+                self.closing.said["ms"]["close"] = round(1000 * (time.time() - self.closing.zero), 1)
+                self.closing.kept.close()
+            return False
+        one = self.closing
+        if one.kept.closed is None or time.time() < one.kept.closed + WATCH:
+            return False
+        one.said["ms"]["closed"] = round(1000 * (one.kept.closed - one.zero), 1)
+        lost = self.lost(one.said, one.zero, one.said.pop("lines"), one.rule)
+        self.write(one.said)
+        self.closing = None
+        return lost
+
+    def lost(self, said: dict[str, Any], zero: float, before: int, rule: Rule) -> bool:
+        """Look for lost neighbours and for lines of a fault since line ``before``, and note them."""
+        self.server_log.refresh()
+        faulty = any(FAULT.search(line) for line in self.server_log.lines[before:])
+        if faulty or any(one.gone() for one in self.neighbours):
+            time.sleep(3.0)
+            self.server_log.refresh()
+            self.plan.lost(rule)
+        lost = sum(one.gone() for one in self.neighbours)
+        mine = str(said["pid"])
+        lines = [line for line in self.server_log.lines[before:] if mine in line or FAULT.search(line)]
+        said |= {"lost": lost, "of": len(self.neighbours), "fault": faulty}
+        said["log"] = [*said.get("log", []), *(_since(line, zero) for line in lines[:14])]
+        if lost or faulty:
+            victim = f"{said['kind']} {said['on_error']}"
+            self.say(f"LOST {lost} of {len(self.neighbours)} by {rule.name} of {victim}: {said['ms']}")
         return bool(lost or faulty)
 
-    def _end(self, rule: Rule, victim: Program) -> tuple[dict[str, float], float]:
-        """Return the times of what happened, in ms after the request, and when that was."""
-        kept = Kept(victim, rule.keep) if rule.keep else None
+    def write(self, said: dict[str, Any]) -> None:
+        self.file.write(json.dumps(said) + "\n")
+        self.file.flush()
+
+    def _end(self, rule: Rule, victim: Program) -> tuple[dict[str, float], float, float]:
+        """Return the times of what happened, in ms after the request, when that was, and until when to keep."""
         if rule.stop == "before":
             victim.send(signal.SIGSTOP)
             time.sleep(rule.drain)
@@ -381,7 +442,7 @@ class Lane:
         if rule.asks:
             question = Question(self.pipe, f"terminate_client {self.server} {victim.pid}")
             due = due if rule.stop == "before" else None
-        close_at = zero + rule.kept if kept is not None and question is None else None
+        until = zero + rule.kept
         died: float | None = None
         ends = zero + 30
         while (now := time.time()) < ends:
@@ -392,12 +453,8 @@ class Lane:
             if question is not None and now > zero + NO_ANSWER:
                 victim.send(KILL)
                 mark("SIGKILL, no answer")
-            if kept is not None and close_at is not None and now >= close_at:
-                kept.close()
-                close_at = None
-                mark("close")
-            if died is not None and (kept is None or kept.closed is not None):
-                ends = min(ends, max(died, kept.closed or 0.0 if kept else 0.0) + WATCH)
+            if died is not None:
+                ends = min(ends, died + WATCH)
             waits: list[Any] = [] if died else [victim.pidfd]
             waits += [question.sock] if question is not None else []
             found = select.select(waits, [], [], min(0.02, max(0.0, (due or now + 1) - now)))[0]
@@ -408,13 +465,11 @@ class Lane:
                     victim.send(signal.SIGSTOP)
                 if rule.stop != "before":
                     due = time.time() + rule.after
-                close_at = time.time() + rule.kept
+                until = time.time() + rule.kept
             if died is None and victim.pidfd in found:
                 died = time.time()
                 mark("death")
-        if kept is not None and kept.closed is not None:
-            times["closed"] = round(1000 * (kept.closed - zero), 1)
-        return times, zero
+        return times, zero, until
 
 
 def _since(line: str, zero: float) -> str:

@@ -57,6 +57,13 @@ WAYS = ["order", "run-term", "run-int", "runtime", *USER_OF]
 BY_ITSELF = ("max-runtime", "over")
 """Ways in which the agent ends a victim by itself."""
 PARTITIONING = {"CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING": "1"}
+IN_CGROUP = """
+import os, sys
+place, uid, *words = sys.argv[1:]
+open(place, "w").write(str(os.getpid()))
+os.setgroups([]); os.setgid(int(uid)); os.setuid(int(uid))
+os.execv(words[0], words)
+"""
 POLICY = f"""
 [limits]
 threads = 50
@@ -105,6 +112,10 @@ class Lane:
         self.works = itertools.islice(itertools.cycle(WORKS), self.number, None)
         self.file = (options.out / f"ways-{self.number}.jsonl").open("a")
         self.stages, self.stopped, self.logged = itertools.count(1), itertools.count(), 0
+        top = Path("/sys/fs/cgroup")
+        self.cgroups = top if (top / "cgroup.controllers").exists() else top / "pids"
+        self.containers: dict[int, Path] = {}
+        """Cgroups of those that are ended by the container's runtime."""
 
     def say(self, text: str) -> None:
         print(f"[{time.time() % 1000:7.2f} gpu {self.number}] {text}", flush=True)
@@ -179,15 +190,19 @@ class Lane:
         if way == "relayed":
             more = {"CUDA_MPS_PIPE_DIRECTORY": str(self.stage.place / "relay")}
             return programs.start(uid, "graph" if kind == "torch" else kind, on_error, more=more)
-        one = programs.start(uid, kind, on_error)
         if way == "runtime":
-            self.cgroup(one).mkdir()
-            (self.cgroup(one) / "cgroup.procs").write_text(str(one.pid))
-        return one
+            return self.contained(programs.command(kind, on_error), uid, kind, on_error, programs)
+        return programs.start(uid, kind, on_error)
 
-    def cgroup(self, one: Program) -> Path:
-        top = Path("/sys/fs/cgroup")
-        return (top if (top / "cgroup.controllers").exists() else top / "pids") / f"busy-{self.number}-{one.pid}"
+    def contained(self, command: Sequence[str], uid: int, kind: str, on_error: str, programs: Programs) -> Program:
+        """A program in a cgroup of its own from its first instruction, as a container's process is."""
+        cgroup = self.cgroups / f"busy-{self.number}-{next(self.stopped)}"
+        cgroup.mkdir()
+        words = [sys.executable, "-c", IN_CGROUP, str(cgroup / "cgroup.procs"), str(uid), *command]
+        child = self.stage.rig.run(words, env=programs.environment)
+        pid = child.process.pid
+        self.containers[pid] = cgroup
+        return Program(pid, os.pidfd_open(pid), kind, on_error, child.out, child=child.process)
 
     def begin(self, way: str, one: Program, agent: Agent) -> None:
         """Do what ends this victim."""
@@ -204,15 +219,18 @@ class Lane:
     def kill_container(self, one: Program, agent: Agent) -> None:
         """`kill` of mpsagent-runtime in front of a runtime that only sends the signal."""
         place = self.base / "containers"
-        runtime, settings, name = place / "runtime", place / "settings", self.cgroup(one).name
+        runtime, settings, name = place / "runtime", place / "settings", self.containers[one.pid].name
         place.mkdir(exist_ok=True)
         runtime.write_text('#!/bin/sh\nkill -"$3" $(cat "$(dirname "$0")/$2")\n')
         runtime.chmod(0o755)
+        (place / "logger").write_text('#!/bin/sh\necho "$*" >>"$(dirname "$0")/said"\n')
+        (place / "logger").chmod(0o755)
         (place / name).write_text(str(one.pid))
         client = f"{sys.executable} -m mpsagent.cli.main --socket {agent.api.path}"
         settings.write_text(f"runtime={runtime}\nclient='{client}'\n")
-        word = ("TERM", "KILL")[next(self.stopped) % 2]
+        word = ("TERM", "KILL")[one.pid % 2]
         environment = {**self.stage.python_environment(), "MPSAGENT_CONTAINERS_SETTINGS": str(settings)}
+        environment["PATH"] = f"{place}:{environment['PATH']}"
         wrapper = str(REPOSITORY / "packaging/containers/mpsagent-runtime")
         self.stage.rig.run([wrapper, "kill", name, word], env=environment)
 
@@ -233,14 +251,18 @@ class Lane:
             self.ending.remove((way, one, begun))
             error = one.error()
             self.write(way=way, kind=one.kind, on_error=one.on_error, pid=one.pid, begun=round(begun, 3),
+                       at_work=one.ready() or one.ready_at is not None,
                        took=round(time.time() - begun, 3), ended=one.gone(), error=error and error[1][:80])  # fmt: skip
             end_all([one])
-            with contextlib.suppress(OSError):
-                self.cgroup(one).rmdir()
+            if one.pid in self.containers:
+                with contextlib.suppress(OSError):
+                    self.containers.pop(one.pid).rmdir()
         faulty = self.faults()
         if not faulty and not any(one.gone() for one in self.neighbours):
             return False
-        time.sleep(1.2)
+        time.sleep(3.0)
+        for way, one, _ in self.ending:
+            self.write(way=f"{way}, not over", pid=one.pid)
         lost = [one for one in self.neighbours if one.gone()]
         self.write(way="LOST", lost=len(lost), of=len(self.neighbours), log=faulty[:6],
                    text=[one.text()[-200:] for one in lost[:2]])  # fmt: skip
@@ -345,7 +367,7 @@ def lane(options: argparse.Namespace) -> int:
 def report(ends: Sequence[dict[str, Any]], about: dict[str, str]) -> str:
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for one in ends:
-        if "kind" in one:
+        if "kind" in one and one.get("at_work", True):
             found[one["way"]].append(one)
     lost = [one for one in ends if one["lost"]]
     count = sum(map(len, found.values()))
