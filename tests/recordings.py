@@ -3,7 +3,7 @@
 A transcript is one run of one script on a real GPU. Its sections begin with a line of ``=``; in many a new control
 daemon starts. Lines of the log files are marked ``control.log|`` and ``server.log|``; a few answers span lines, and
 those keep their bytes too. What was written while a log file was renamed (recording 02, R9) is not in the transcript.
-Recordings 08 to 13 hold findings instead: their sections begin with ``##`` and have no logs.
+Recordings 08 and later hold findings instead: their sections begin with ``##`` and have no logs.
 """
 
 from __future__ import annotations
