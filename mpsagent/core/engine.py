@@ -375,7 +375,7 @@ class Core:
     def _end_client(self, event: inp.EndOrdered, now: float) -> None:
         client = self.state.clients.get(event.pid)
         if client is not None:
-            reason = f"ordered by uid {event.by}"
+            reason = f"ordered by user {event.by}"
             self._take(EndClient.of(client, reason, "order", "order", hook=not event.at_once), now)
 
     def _restart(self, event: inp.RestartOrdered, lane: Key) -> list[act.Action]:
@@ -388,7 +388,7 @@ class Core:
         if control is None or not control.proven or control.quitting is not None:
             return []
         timeout = max(1, round(self.state.policy.kill_grace))
-        reason = f"restart ordered by uid {event.by}"
+        reason = f"restart ordered by user {event.by}"
         return [act.QuitControl(timeout=timeout, reason=reason, rule="order", lane=lane)]
 
 
