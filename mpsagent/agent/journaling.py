@@ -40,7 +40,8 @@ class Telling:
 
     def _go_on(self) -> None:
         while self._waiting and len(self._waiting) <= MOST:
-            uid = self._waiting[0][0].get("uid")
+            record = self._waiting[0][0]
+            uid = record.get("uid", record.get("subject", {}).get("uid"))  # of a hook
             answer = self._names.awaited(uid) if self._names is not None and isinstance(uid, int) else None
             if answer is not None:
                 if self._late is None:

@@ -68,6 +68,21 @@ def test_the_first_line_about_a_user_has_the_name(lines: Lines, monkeypatch: pyt
     assert lines.said == [alice, "control daemon 9 has ended", alice]
 
 
+def test_the_line_of_a_hook_has_the_name(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A world of habits (endings, seed 7012): only its subject says whose client it is about."""
+    monkeypatch.setattr(journaling, "PATIENCE", 30.0)
+    monkeypatch.setattr(name_service, "identity_of", lambda uid: Identity(uid, "alice"))
+    hook = {
+        "kind": "action.done",
+        "action": "RunHook",
+        "program": "/save",
+        "subject": {"uid": 1},
+        "reason": "ordered by user 1",
+    }
+    play(Names(), hook, until=1, lines=lines)
+    assert lines.said == ["ran the hook /save: ordered by alice"]
+
+
 def test_a_line_behind_a_user_s_first_process_has_the_name(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen in each world of habits: the line was written in the callback in which the agent met the user, before the
     question had begun."""
