@@ -97,8 +97,8 @@ def test_a_client_that_came_through_another_process_is_reported(way: str, more: 
 
 def test_a_client_that_came_through_another_process_and_fits_is_not_reported() -> None:
     """Its limits are not set, and count as those that it would have."""
-    text = '[limits]\nmemory = "10G"\n[user.bob]\nthreads = 20\ntotal_threads = 60\n[switch]\nafter = "1h"\n'
-    stage = Stage(f"enforce = false\n{text}{TOGETHER}", together=True).up()
+    text = '[limits]\nenforce = false\nmemory = "10G"\n[user.bob]\nthreads = 20\ntotal_threads = 60\n'
+    stage = Stage(f"{text}{TOGETHER}", together=True).up()
     alice = stage.client(ALICE)
     stage.run(3)
     through = [stage.relayed(BOB, alice), stage.relayed(BOB, alice)]
