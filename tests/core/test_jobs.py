@@ -8,6 +8,7 @@ import pytest
 
 from mpsagent.core import inputs as inp
 from mpsagent.core.waiting import waiting
+from mpsagent.gate.places import KEPT
 from mpsagent.mps.limits import Limits, Total
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.shares import Lease, Share
@@ -226,6 +227,26 @@ def test_who_waits_for_a_total_is_told_that_mps_gives_no_process_less() -> None:
     assert words in why(stage, ALICE)
     names = ", ".join(str(one.pid) for one in crowd[:3])
     assert f"only this user's own processes {names} and 3 more can make room" in why(stage, ALICE)
+
+
+@both
+def test_a_launcher_takes_no_part_of_its_cgroups_share(together: bool) -> None:
+    """The share is that of one process, as a Slurm job has it by default."""
+    stage = Stage('[cgroup."/jobs/*"]\nthreads = 30\ntotal_threads = 30\nmax_clients = 1\n', together=together).up()
+    launcher = stage.client(ALICE, cgroup="/jobs/1", contexts=0)
+    stage.run(KEPT + 1)
+    rank, late = (stage.client(ALICE, cgroup="/jobs/1") for _ in range(2))
+    stage.run(1)
+    assert [stage.working(one) for one in (rank, late)] == [True, False]
+    launcher.contexts = 1
+    stage.gate.knock(launcher)
+    stage.ends(late)
+    stage.run(5)
+    assert not launcher.made
+    assert "has no context yet, and its first one waits: cgroup /jobs/1 may have 1 process" in why(stage, ALICE)
+    stage.ends(rank)
+    stage.run(1)
+    assert launcher.made
 
 
 def test_whom_the_gate_slows_down_learns_until_when() -> None:

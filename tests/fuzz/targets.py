@@ -25,7 +25,7 @@ from mpsagent.core.engine import Core
 from mpsagent.core.inputs import Peer
 from mpsagent.gate import frontends
 from mpsagent.gate import handover as ho
-from mpsagent.gate.handshake import Handshake
+from mpsagent.gate.handshake import Handshake, Mark
 from mpsagent.gate.handshake_rescue import Rescue
 from mpsagent.gate.store import parse_name
 from mpsagent.mps import commands, rendezvous
@@ -84,8 +84,15 @@ SAID_WITH = (PEER, None, Credentials(701, 1001, 100), Credentials(700, 0, 100), 
 WORDS = (CREDENTIALS, *map(rendezvous.kind_bytes, Kind), HELLO, DESCRIPTOR, ACKNOWLEDGED, bytes(8), b"", b"\0")
 
 
+_KINDS = Kind.CLIENT, Kind.FRONT_END, Kind.DEBUGGER
+_MARKS = {
+    Kind.CLIENT: Mark.HELD, Kind.FRONT_END: None, Kind.DEBUGGER: Mark.DEBUGGED, Kind.UNKNOWN: Mark.UNKNOWN,
+}  # fmt: skip
+
+
 def handshake(data: bytes) -> None:
-    """A client or front-end is who has sent its own credentials and its kind; nothing else passes."""
+    """A client or front-end is who has sent its own credentials and its kind. Others are held or refused, never passed,
+    and what is held has its mark before its message is taken."""
     draws = Draws(data)
     restored = bool(draws.number(1))
     one, proven = Handshake(PEER, restored=restored), restored
@@ -95,7 +102,7 @@ def handshake(data: bytes) -> None:
         who = SAID_WITH[draws.number(len(SAID_WITH) - 1)]
         ready = one.expects_kind()
         assert ready == proven, "whether the mark is set"
-        found = one.message(message, who)
+        mark, found = one.mark(message), one.message(message, who)
         assert one.heard
         if found is None:
             assert message == CREDENTIALS
@@ -108,8 +115,10 @@ def handshake(data: bytes) -> None:
             assert found.isprintable()
         else:
             assert proven
-            assert found in (Kind.CLIENT, Kind.FRONT_END)
-            assert message == rendezvous.kind_bytes(found)
+            assert (found is Kind.UNKNOWN) is (message not in map(rendezvous.kind_bytes, _KINDS))
+            assert found in (Kind.UNKNOWN, *_KINDS)
+            assert found is Kind.UNKNOWN or message == rendezvous.kind_bytes(found)
+            assert not message or mark == _MARKS[found]
         break
     for text in (data, data[1:]):
         _commands(text)
