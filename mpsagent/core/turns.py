@@ -157,6 +157,9 @@ def _contested(m: Moment) -> float | None:
     if not view.identified(uid):
         return None
     if view.contested() is None:
+        grace_over = float("-inf") if m.turn.warned is None else m.turn.warned + rules.switch_grace
+        if now < grace_over and not all(map(view.identified, view.state.held.users())):
+            return grace_over  # after a restart of the agent the name service is asked who waits
         m.to("open", contested=None, warned=None)
         return None
     fault, known_at = view.faulted(now)
