@@ -117,6 +117,8 @@ def hold(view: View, uid: int) -> Reason | None:
         return Reason("name", "the name service has not yet said who this user is")
     if view.outgoing and uid not in view.state.users():
         return Reason("apart", lanes.full(view) or "this user's own control daemon is being started")
+    if not view.ever_fits(uid):
+        return Reason("total", "no process of this user ever fits in its total (mpsagent-cli policy check)")
     if view.together:
         return None
     if turn is None:

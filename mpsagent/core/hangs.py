@@ -90,6 +90,8 @@ def _start(view: View, memory: Memory, now: float) -> tuple[Memory, list[act.Act
     if memory.up_since is not None:  # it ran until just now
         attempts = memory.attempts if now - memory.up_since < STABLE_AFTER and not memory.meant else 0
         memory = Memory(attempts=attempts, retry_at=now + _wait(attempts))
+    if view.each and not memory.start_asked:  # it is not wanted here any more, so nobody is to be refused for it
+        return Memory(), [], None
     if view.state.drain is not None or memory.start_asked or not view.wanted:
         return memory, [], None
     todo: list[act.Action] = []

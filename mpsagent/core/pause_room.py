@@ -67,7 +67,8 @@ def no_room(view: View, turn: Turn) -> str | None:
 
 def pausable(view: View, turn: Turn) -> bool:
     """The present turn can end in a pause."""
-    return not turn.unpausable and view.may_pause(turn.uid) and no_room(view, turn) is None
+    odd = any(view.is_alive(pid, start) for pid, start in turn.unpausable)
+    return not odd and view.may_pause(turn.uid) and no_room(view, turn) is None
 
 
 def deadlines(view: View, turn: Turn) -> tuple[float, float] | None:

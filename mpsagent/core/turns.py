@@ -232,7 +232,7 @@ def _pausing(m: Moment) -> float | None:
     if not clients:
         m.to(m.turn.reached if m.works else "shut")
         return None
-    rest, unpausable = {other: at for other, at in m.memory.suspended.items() if other != uid}, False
+    rest, unpausable = {other: at for other, at in m.memory.suspended.items() if other != uid}, m.turn.unpausable
     if view.may_pause(uid) and view.others() and not view.faulted(m.now)[0]:
         if uid not in m.memory.suspended and not may_freeze(view, uid):
             return None
@@ -245,10 +245,11 @@ def _pausing(m: Moment) -> float | None:
             return None
         if m.now < since + FREEZE:
             return since + FREEZE
-        late = ", ".join(str(c.pid) for c in clients if c.frozen is None)
-        reason = f"the processes of user {uid} are not paused: {late} did not stop within {FREEZE:.0f} s"
+        late = [c for c in clients if c.frozen is None]
+        pids = ", ".join(str(c.pid) for c in late)
+        reason = f"the processes of user {uid} are not paused: {pids} did not stop within {FREEZE:.0f} s"
         m.report("turn.not_paused", reason, "switch.action")
-        unpausable = True
+        unpausable = frozenset((c.pid, c.peer.start) for c in late)
     m.remember(suspended=rest)
     m.to(m.turn.reached, unpausable=unpausable)
     return None

@@ -51,7 +51,7 @@ Phase = Literal["idle", "open", "contested", "warned", "late", "pausing", "endin
 class Turn:
     """Who has the GPU. ``contested``: since when another user waits for it; ``warned``, ``ending``: when the end of
     the turn was announced and begun; ``began``: since when its user works; ``tried``: since when the gate has tried to
-    hand its next process over; ``unpausable``: its processes were to be paused, which did not work;
+    hand its next process over; ``unpausable``: processes (pid, start) that did not stop when they were to be paused;
     ``no_room``: why they cannot be for who is next; ``ends``: when the policy takes the GPU from it, as things are;
     ``over``: by when it is over then, whatever its processes do."""
 
@@ -62,7 +62,7 @@ class Turn:
     ending: float | None = None
     began: float | None = None
     tried: float | None = None
-    unpausable: bool = False
+    unpausable: frozenset[tuple[int, int]] = frozenset()
     phase: Phase = "open"
     no_room: str | None = None
     ends: float | None = None
@@ -357,7 +357,16 @@ class View:
     def welcome(self, uids: Iterable[int]) -> list[int]:
         """Those of them who are known and whom the policy lets in."""
         known, all_known, denies = self.state.identities, self.policy.by_uid, self.policy.denies
-        return [uid for uid in uids if (all_known or uid in known) and not (denies and self.denied(uid))]
+        found = (uid for uid in uids if (all_known or uid in known) and not (denies and self.denied(uid)))
+        return [uid for uid in found if self.ever_fits(uid)]
+
+    def ever_fits(self, uid: int) -> bool:
+        """Return False if no waiting process of a user without clients fits into the user's total."""
+        rules, line = self.rules(uid), self.state.held.line(uid)
+        total = rules.total(self.state.devices) if rules.enforce_limits else None
+        if total is None or not line or self.state.clients_of_user(uid):
+            return True
+        return any(total.fits((), self.limits_of(held.peer)) for held in line)
 
     def never(self) -> tuple[Held, ...]:
         """Return the connections of this lane's users that are never handed over."""
@@ -375,7 +384,7 @@ class View:
         """Who wants the GPU beside the user whose turn it is, in their order, and since when the first has waited."""
         state, holder, ranked = self.state, None if self.turn is None else self.turn.uid, self.ranked
         of = (state.held.order, state.identities, self.policy, self.suspended, self.served, holder, ranked,
-              self.spent if ranked else None)  # fmt: skip
+              self.spent if ranked else None, state.leases, state.devices, state.clients)  # fmt: skip
         return self.once("wanting", of, lambda: self._in_order(holder, ranked))
 
     def _in_order(self, holder: int | None, ranked: bool) -> tuple[tuple[int, ...], float]:

@@ -19,6 +19,7 @@ from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Attachment, Control, Drain, Held, StartFailure, State
 from mpsagent.core.queue import Queue
 from mpsagent.core.view import Turn
+from mpsagent.mps.limits import Limits
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
@@ -224,3 +225,18 @@ def test_a_compute_mode_that_no_program_can_use_is_said(modes: dict[str, str], t
     """Of our GPUs, as far as their mode is known. The driver's default is a note of `doctor`, not of each status."""
     found = [what for _, what in mode_doubts(modes, busy_state().devices) if what is not None]
     assert (len(found) == 1 and text in found[0]) if text else found == []
+
+
+def test_limits_that_mps_did_not_confirm_are_no_problem_when_their_user_has_gone() -> None:
+    """It stayed until that user's next client was let in, and a health check drained the node for it."""
+    stage, conditions = Stage(TURNS).up(), Conditions()
+    alice = stage.client(ALICE)
+    stage.run(1)
+    assert stage.core is not None
+    stage.feed(inp.GateSaid(stage.now, link.Unconfirmed(ALICE, Limits(20.0), "19.0 instead")))
+    note_conditions(conditions, stage.core, stage.now)
+    assert any("19.0 instead" in one.what for one in problems(conditions.all()))
+    stage.ends(alice)
+    stage.run(1)
+    note_conditions(conditions, stage.core, stage.now)
+    assert problems(conditions.all()) == []

@@ -416,3 +416,18 @@ def test_servers_for_all_that_did_not_start_refuse_nobody_once_each_user_has_a_c
     conditions = Conditions()
     note_conditions(conditions, stage.core, stage.now)
     assert problems(conditions.all()) == []
+
+
+def test_a_control_daemon_for_all_that_failed_refuses_nobody_once_each_user_has_one() -> None:
+    """The policy was changed because of it, and all users were refused all the same, until the agent's next start."""
+    stage = Stage(f'{POLICY}[instance.gpu]\nsharing = "turns"\nserver = "own"\n', together=True)
+    stage.start_fails = True
+    stage.start_agent()
+    stage.run(300)
+    assert stage.reports("control.failed")
+    stage.start_fails = False
+    stage.reload(POLICY + APART)
+    alice = stage.client(ALICE)
+    stage.run(5)
+    assert stage.refused == []
+    assert stage.working(alice)

@@ -547,3 +547,18 @@ def test_a_paused_user_is_not_ended_as_idle_for_a_third_one() -> None:
     stage.run(10)
     assert frozen(stage) == {ALICE}
     assert not stage.actions(act.TerminateClient, act.SignalClient)
+
+
+def test_a_turn_can_pause_again_when_the_process_that_did_not_stop_has_gone() -> None:
+    """The mark stayed for the whole turn: alice was ended, hours later, for a process that was not there any more."""
+    stage = started()
+    alice, odd = stage.client(ALICE), stage.client(ALICE, freezes=False)
+    stage.run(25)
+    stage.client(BOB)
+    stage.run(15)
+    assert stage.reports("turn.not_paused")
+    stage.ends(odd)
+    stage.run(200)
+    assert alice.pid in stage.procs
+    assert not stage.actions(act.TerminateClient, act.SignalClient)
+    assert alice.pid in {one.pid for one in stage.actions(act.Freeze)}

@@ -296,7 +296,7 @@ _FIELDS: dict[str, st.SearchStrategy[object]] = {
     "servers": st.dictionaries(_SMALL, _SMALL, max_size=3), "known_before": st.frozensets(_SMALL, max_size=3),
     "pids": st.frozensets(_SMALL, max_size=3), "multiuser": st.sampled_from([None, True, False]),
     "start": st.sampled_from([None, 1, 2]), "silent": st.booleans(),
-    "stopped": st.frozensets(_SMALL, max_size=2), "idle_since": st.dictionaries(_SMALL, st.floats(0, 9), max_size=2),
+    "stopped": st.frozensets(_SMALL, max_size=2), "cpu_idle": st.dictionaries(_SMALL, st.floats(0, 9), max_size=2),
     "lifts": st.dictionaries(_SMALL, st.builds(inp.Lifts), max_size=2),
     "seen": st.dictionaries(_SMALL, st.builds(inp.Seen, *[_SMALL] * 4), max_size=2),
     "memory": st.dictionaries(_SMALL, st.just({"GPU-0": 1 << 20}), max_size=2),

@@ -8,7 +8,8 @@ from mpsagent.core import actions as act
 from mpsagent.core.rule import Reason
 from mpsagent.core.waiting import waiting
 from mpsagent.gate.places import KEPT
-from tests.core.harness import ALICE, BOB, Stage
+from mpsagent.policy.identity import Identity
+from tests.core.harness import ALICE, BOB, CAROL, Stage
 
 GIB = 1 << 30
 TEXT = """
@@ -161,3 +162,29 @@ def test_with_limits_that_are_only_reported_it_is_not_one_too_many() -> None:
         stage.client(ALICE)
     stage.run(10)
     assert not [one for one in stage.actions(act.Report) if one.kind == "client.over"]
+
+
+@pytest.mark.parametrize("pausing", [False, True], ids=["terminate", "pause"])
+def test_no_turn_ends_for_a_user_of_whom_no_process_ever_fits(pausing: bool) -> None:
+    """alice's programs were ended for one who could not come in afterwards either."""
+    text = TEXT.replace('after = "never"', 'after = "10s"\ngrace = "5s"\nslice = "10s"\naction = "terminate"')
+    text += "[group.large]\nthreads = 45\n[group.small]\ntotal_threads = 30\n"
+    stage = Stage(text.replace("terminate", "pause") if pausing else text, pausing=pausing)
+    stage.identities[CAROL] = Identity(CAROL, "carol", ("large", "small"))
+    stage.up()
+    alice = stage.client(ALICE)
+    stage.run(5)
+    carol = stage.client(CAROL)
+    stage.run(120)
+    assert stage.working(alice)
+    assert not alice.frozen
+    assert not stage.reports("turn.warning")
+    assert "no process of this user ever fits" in why(stage, CAROL).text
+    bob = stage.client(BOB)
+    stage.run(60)
+    assert bob.pid in stage.served, "who came later is not behind one who never comes in"
+    for proc in (alice, bob):
+        stage.ends(proc)
+    stage.run(5)
+    assert not stage.working(carol)
+    assert "no process of this user ever fits" in why(stage, CAROL).text
