@@ -20,6 +20,7 @@ from tests.booted.service import (
     agent_pid,
     api,
     assert_served_exactly,
+    enable,
     multiprocessors,
     ready,
     until,
@@ -327,3 +328,36 @@ def test_removed_and_installed_again_it_takes_over_who_works(running: Machine) -
     assert ended == ["ok"], "once, when it ended"
     orders = [event for event in events if event.get("action") == "ShutdownServer"]
     assert len(orders) <= 3, "it was told to shut down every few seconds"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("how", ["SIGKILL", "restart"])
+def test_the_files_of_a_client_that_is_being_ended_are_held_beyond_the_end_of_the_agent(
+    node: Machine, how: str
+) -> None:
+    """Else its neighbours would be lost on a busy GPU. systemd waits for the process that holds them before it starts
+    the agent again, for 15 s at most."""
+    node.write("/etc/mpsagent/policy.d/09-way.toml", '[instance.default]\nsharing = "together"\n')
+    enable(node)
+    neighbour, victim = (node.start(CLIENT, "train", "600", user=user) for user in (ALICE, BOB))
+    for one in (neighbour, victim):
+        until_it_computes(one)
+    (pid,) = [one["pid"] for one in api(node, "/v1/clients")["clients"] if one["uid"] == int(BOB)]
+    node.run("mpsagent-cli", "client", "terminate", str(pid))
+    before = agent_pid(node)
+    assert holder(node), "its files cannot be held"
+    if how == "restart":
+        node.systemctl("--no-block", "restart", "mpsagent.service")
+    else:
+        node.run("kill", "-SIGKILL", before)
+    time.sleep(1)
+    assert holder(node), "it was killed with the agent"
+    until("a new agent", lambda: agent_pid(node) not in ("0", before))
+    until("nothing is held any more", lambda: not holder(node))
+    assert [one["uid"] for one in api(node, "/v1/clients")["clients"]] == [int(ALICE)]
+    assert neighbour.poll() is None
+
+
+def holder(node: Machine) -> str:
+    """The process that holds files of the GPU."""
+    return node.run("pgrep", "-x", "sleep", check=False).stdout

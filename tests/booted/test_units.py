@@ -84,7 +84,7 @@ def test_systemd_has_no_complaint_about_the_units(tmp_path: Path) -> None:
 
 
 EXCEPTIONS = {
-    "mpsagent.service": "User= CAP_KILL CAP_SYS_PTRACE PrivateUsers PrivateTmp PrivateDevices ProtectProc ProcSubset "
+    "mpsagent.service": "User= CAP_KILL CAP_SYS_PTRACE CAP_DAC_READ_SEARCH PrivateUsers PrivateTmp PrivateDevices ProtectProc ProcSubset "
     "MemoryDenyWriteExecute",
     "mpsagent-gate.service": "User= CAP_SETUID CAP_SETGID PrivateUsers PrivateTmp ProtectProc",
 }
