@@ -374,9 +374,9 @@ class Agent(Recorder):
 
     def _meet(self, *, only_new: bool = False) -> None:
         """Who is there is to be known; what the name service says anew of the others is heard of each second."""
-        uids = dict.fromkeys(
-            (*self.state.held.users(), *self.state.users(), *filter(None, self.state.lanes))
-        )  # who came first is asked about first
+        owners = [*self.state.lanes, *(one.uid for one in self.state.servers.values())]
+        # who came first is asked about first
+        uids = dict.fromkeys((*self.state.held.users(), *self.state.users(), *filter(None, owners)))
         known = self.people.known
         if self.people.meet([uid for uid in uids if uid not in known] if only_new else uids):
             self._soon()

@@ -18,10 +18,11 @@ def test_every_promise_holds_on_a_day_with_this_habit(name: str) -> None:
 
 def test_a_user_whose_daemon_has_no_client_any_more_has_a_name_after_a_restart() -> None:
     """Arrivals, seed 81: the agent asked for the names of users with clients and of those who wait."""
-    comes = (Comes(2.0, 2003, 1.0, kind="worker"),)
-    day = Habit(1, "apart", comes, (Fault(20.0, "agent"),), LIMITS, ends=True, quiet=True, rest=90.0)
-    found = played(day, Lived)
-    assert found is None, found[0]
+    for way in ("apart", "own"):
+        comes = Comes(2.0, 2003, 1.0, kind="worker"), Comes(30.0, 2004, 1.0, kind="worker")
+        day = Habit(1, way, comes, (Fault(20.0, "agent"),), LIMITS, ends=True, quiet=True, rest=90.0)
+        found = played(day, Lived)
+        assert found is None, found[0]
 
 
 @pytest.mark.parametrize("way", ["shared", "apart"])
