@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import api, change, crowd, flooded, handover, history, pure, rest, several, start, system
+from benchmarks import api, change, crowd, flooded, handover, history, pure, rest, several, start, system, users
 from benchmarks.figure import Figure, markdown, text_table
 
 MEASURES = {
@@ -27,6 +27,7 @@ MEASURES = {
     "crowd": crowd.crowd,
     "rest": rest.at_rest,
     "several": several.several,
+    "users": users.many_users,
     "gaps": change.gaps,
     "start": start.starting,
     "requests": api.requests,

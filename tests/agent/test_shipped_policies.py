@@ -1,0 +1,115 @@
+"""The shipped policies with clients of several users: each does what its header says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mpsagent.mps.units import multiprocessors_for_percent
+from tests.agent.stage import A, Agent, B, C, Client, D, Stage
+
+pytestmark = pytest.mark.root
+
+POLICIES = Path(__file__).resolve().parents[2] / "policies"
+GIB = 1024
+
+
+def start(stage: Stage, name: str, people: dict[str, int]) -> Agent:
+    """An agent with a shipped policy, whose users and groups are users of the stage."""
+    text = (POLICIES / name).read_text(encoding="utf-8")
+    for section, uid in people.items():
+        assert f"[{section}]" in text
+        text = text.replace(f"[{section}]", f"[user.{uid}]")
+    text = re.sub(r"^log_directory = .*$", "", text, flags=re.MULTILINE).replace(
+        "[instance.default]", "[instance.scene]"
+    )
+    before, _, section = text.partition("[instance.scene]\n")
+    keys, _, after = section.partition("\n[")
+    stage.policy(before + (f"\n[{after}" if after else ""), extra=keys)
+    agent = stage.start_agent()
+    stage.answering(agent)
+    stage.until(lambda: agent.api.status()["gate"]["in_force"], "the gate goes by the policy")
+    assert not agent.api.status()["policy"]["errors"]
+    return agent
+
+
+def working(stage: Stage, uid: int) -> Client:
+    client = stage.client(uid, "sleep", 600)
+    client.known()
+    return client
+
+
+def given(client: Client) -> tuple[int, int]:
+    """Multiprocessors, and GiB of free memory to the nearest one."""
+    found = client.seen()
+    assert found is not None
+    return found[0], round(found[1] / GIB)
+
+
+def nobody_waits(agent: Agent) -> None:
+    assert agent.api.get("/v1/queue")["queue"] == []
+
+
+def test_a_lab_with_notebooks(stage: Stage) -> None:
+    """All at once, each in its own part of the memory; a student's fifth notebook waits."""
+    agent = start(stage, "lab-with-students.toml", {"group.staff": A, "group.students": B, "user.alice": C})
+    staff, student, alice, guest = (working(stage, uid) for uid in (A, B, C, D))
+    nobody_waits(agent)
+    assert [given(one)[1] for one in (student, alice, guest)] == [7, 19, 1]
+    assert given(staff)[1] >= 68
+    assert {given(one)[0] for one in (staff, student, alice, guest)} == {stage.machine.multiprocessors}
+    working(stage, B)
+    third = stage.client(B, "sleep", 600)
+    stage.until(lambda: "total" in [one["reason"] for one in agent.api.get("/v1/queue")["queue"]], "16G are in use")
+    assert third.rc is None
+
+
+def test_a_service_and_its_neighbours(stage: Stage) -> None:
+    """Four replicas with half the GPU each, and engineers alongside, with a tenth of the memory."""
+    agent = start(stage, "inference-node.toml", {"user.inference": A})
+    replicas = [working(stage, A) for _ in range(4)]
+    engineer = working(stage, B)
+    nobody_waits(agent)
+    half = multiprocessors_for_percent(50.0, stage.machine.multiprocessors)
+    assert {given(one)[0] for one in replicas} == {half}
+    assert given(engineer)[1] <= 14
+    stage.client(B, "oob", 0.1).ended()
+    stage.record("server.fault")
+    assert all(one.rc is None for one in replicas), "an engineer's fault does not reach the service"
+
+
+def test_turns_with_time_limits(stage: Stage) -> None:
+    """One user at a time with the whole GPU, and a latest time for the next one; none behind an operator."""
+    agent = start(stage, "turns.toml", {"group.students": B, "group.operators": C})
+    first = working(stage, B)
+    assert given(first)[0] == stage.machine.multiprocessors
+    waits = stage.client(A, "sleep", 600)
+    stage.waiting(waits)
+    stage.until(lambda: agent.api.get("/v1/queue")["queue"], "it waits")
+    (row,) = agent.api.get("/v1/queue")["queue"]
+    assert (row["uid"], row["reason"]) == (A, "turn")
+    assert 20 * 60 < row["turn_seconds"] < 24 * 60, "a student's 20 minutes, two of warning, and the end"
+    first.kill()
+    waits.known()
+    waits.kill()
+    operator = working(stage, C)
+    late = stage.client(A, "sleep", 600)
+    stage.waiting(late)
+    stage.until(lambda: agent.api.get("/v1/queue")["queue"], "it waits")
+    assert agent.api.get("/v1/queue")["queue"][0]["turn_seconds"] is None
+    assert operator.rc is None
+
+
+def test_a_slurm_node(stage: Stage) -> None:
+    """A job has what its lease says, jobs of two users run at once, and outside of jobs there is little."""
+    agent = start(stage, "slurm.toml", {})
+    assert agent.api.order("lease", uid=A, threads=30, memory="30%", until="10m", name="job")[0] == 200
+    job, other = working(stage, A), working(stage, B)
+    nobody_waits(agent)
+    present = stage.machine.multiprocessors
+    assert [given(one)[0] for one in (job, other)] == [
+        multiprocessors_for_percent(part, present) for part in (30.0, 10.0)
+    ]
+    assert given(job)[1] <= 42
