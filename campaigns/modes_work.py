@@ -93,7 +93,7 @@ def plain_daemon(here: Lane, stage: Stage) -> None:
 
 def _row(name: str) -> list[object]:
     ways = {"together": "together", "no limits": "together, no limits", "apart": "apart",
-            "outside": "without MPS", "turns": "turns (the default)", "bare": "MPS as it is"}  # fmt: skip
+            "outside": "without MPS", "turns": "turns, a server for each", "bare": "MPS as it is"}  # fmt: skip
     way, _, users = name.rpartition(" ")
     limits = {"together 2": "60 %, 20 %", "apart 2": "60 %, 20 %", "together 4": "25 %", "apart 4": "25 %"}
     return [ways[way or name], f"{users} users" if way else "any", limits.get(name, "100 %")]
@@ -250,7 +250,7 @@ def in_turns(
     per = rate([worked])
     text = f"{', '.join(f'{wait:.1f}' for wait in sorted(waits))} s after the heavy user's end, then {_of(dones)[0]}"
     requests = sum(len(one["took"]) for one in dones)
-    rows.append(["turns (the default)", "no limits", "waits", 0, f"wait: {text}", requests, f"{per:.0f}",
+    rows.append(["turns, a server for each", "no limits", "waits", 0, f"wait: {text}", requests, f"{per:.0f}",
                  f"{per / heavy_alone:.0%}", "-"])  # fmt: skip
     out.check(len(waiting) == len(smalls), f"turns: {len(waiting)} of {len(smalls)} were seen waiting")
     out.check(all(one["begin"] >= worked["end"] for one in dones), "turns: a small user worked beside the heavy one")
