@@ -1,0 +1,116 @@
+"""The first ten minutes of an administrator on a node where four users work: none is harmed, and none waits."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.booted.machine import Machine
+from tests.booted.service import CLIENT, SIMULATED, api, until
+
+USERS = {"2001": "alice", "2002": "bob", "2003": "carol", "2004": "dave"}
+POLICY = '[limits]\nmemory = "20G"\nmax_clients = 8\n[user.bob]\nmemory = "8G"\n'
+
+
+OWN_LIBRARY = """
+cd {place}
+root=$(sed -n "s/^sys.path.insert(0, '\\(.*\\)')$/\\1/p" cuda-client)
+mkdir -p lib/mpsagent
+cp -r "$root/mpsagent/sim" "$root/mpsagent/__init__.py" lib/mpsagent/
+sed -i "s|'$root'|'{place}/lib'|" cuda-client nvidia-cuda-mps-control
+"""
+"""The simulator is part of the package; a driver is there before the package and after it."""
+
+
+class Programs:
+    """What the four users have started: everything runs on until the test ends it."""
+
+    def __init__(self, node: Machine) -> None:
+        self.node = node
+        self.all: list[tuple[str, subprocess.Popen[str]]] = []
+
+    def start(self) -> None:
+        """One more program of each user. All of them work at once."""
+        for uid in USERS:
+            program = self.node.start(CLIENT, "sleep", "3000", user=uid)
+            assert program.stdout is not None
+            said = ""
+            while "] sms " not in said:
+                line = program.stdout.readline()
+                assert line, f"{USERS[uid]}: {said}"
+                said += line
+            self.all.append((USERS[uid], program))
+        self.unharmed()
+
+    def unharmed(self) -> None:
+        ended = [name for name, program in self.all if program.poll() is not None]
+        assert not ended, f"programs of {ended} have ended"
+
+    def none_waits(self) -> None:
+        """All of them have been served: the page shows it a moment later."""
+        until("the queue is empty", lambda: api(self.node, "/v1/queue")["queue"] == [], timeout=10)
+        self.unharmed()
+
+
+def served(node: Machine) -> None:
+    """The agent works by the policy that is there now."""
+    until("the gate goes by the policy", lambda: api(node, "/v1/status")["gate"]["in_force"])
+
+
+@pytest.mark.timeout(600)
+def test_nobody_notices_the_first_ten_minutes(node: Machine, package: Path) -> None:
+    """Install, look, report, write a policy, enforce it, uninstall: with programs of four users from before the
+    installation, and new ones at each step. Installing turned the GPU into one of a single user."""
+    node.run("sh", "-ec", OWN_LIBRARY.format(place=SIMULATED))
+    node.run("dpkg", "--purge", "mpsagent")
+    for uid, name in USERS.items():
+        node.run("useradd", "--uid", uid, "--no-create-home", name)
+    programs = Programs(node)
+    programs.start()  # outside MPS, as on a node without it
+
+    shutil.copyfile(package, node.path("/root/mpsagent.deb"))
+    node.run("dpkg", "--install", "/root/mpsagent.deb")
+    node.write(
+        "/etc/systemd/system/mpsagent.service.d/simulated.conf",
+        "[Service]\nExecStart=\n"
+        f"ExecStart=/usr/bin/mpsagent run --supervise systemd --devices {SIMULATED}/devices.json\n",
+    )
+    node.systemctl("daemon-reload")
+    node.systemctl("enable", "--now", "mpsagent.socket", "mpsagent.service")
+    served(node)
+    programs.start()
+    programs.none_waits()
+
+    for verb in (["status"], ["doctor"], ["clients"], ["queue"], ["policy", "explain", "bob"], ["report"]):
+        said = node.run("mpsagent-cli", *verb, check=False)
+        assert said.returncode in (0, 1), f"{verb}: {said.stdout}{said.stderr}"
+    status = api(node, "/v1/status")
+    assert {one["uid"] for one in status["instances"][0]["apart"]} == {int(uid) for uid in USERS}
+    assert status["outside_processes"] == len(USERS), "programs from before the installation are shown"
+
+    node.write("/etc/mpsagent/policy.d/99-report.toml", "enforce = false\n")
+    node.write("/etc/mpsagent/policy.d/10-lab.toml", POLICY)
+    node.run("mpsagent-cli", "policy", "check")
+    node.run("mpsagent-cli", "reload")
+    served(node)
+    programs.start()
+    programs.none_waits()
+
+    node.path("/etc/mpsagent/policy.d/99-report.toml").unlink()
+    node.run("mpsagent-cli", "policy", "diff", check=False)
+    node.run("mpsagent-cli", "reload")
+    served(node)
+    programs.start()
+    programs.none_waits()
+    limits = {one["uid"]: one["limits"]["memory"] for one in api(node, "/v1/clients")["clients"]}
+    assert limits[2002]["0"] == 8 << 30, "the newest program of each user has the policy's limits"
+
+    node.run("systemctl", "disable", "--now", "mpsagent.service", "mpsagent.socket")
+    node.run("dpkg", "--remove", "mpsagent")
+    programs.unharmed()
+    programs.start()  # outside MPS again
+    for _, program in programs.all:
+        program.kill()
