@@ -531,7 +531,7 @@ def policies() -> Iterable[bytes]:
 _DIRECTORY = tempfile.TemporaryDirectory(prefix="mpsagent-fuzz-")
 STATE = Path(_DIRECTORY.name) / "state.json"
 ALICE = Peer(71, 20002, 20002, 5)
-_POLICY = load([("p", '[limits]\nthreads = 20\n[instance.gpu]\nserver = "shared"\n')])[0]
+_POLICY = load([("p", '[limits]\nthreads = 20\n[instance.gpu]\nsharing = "turns"\nserver = "shared"\n')])[0]
 
 
 def state(data: bytes) -> None:
