@@ -22,17 +22,22 @@ PROMISE = "promise 1: every client gets exactly its policy"
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """``seen``: servers that have been held against the policy; ``differs``: those that started with something else."""
+    """``seen``: servers that have been held against the policy; ``differs``: those that started with something else;
+    ``begun``: when this agent looked first."""
 
     seen: frozenset[int] = frozenset()
     differs: frozenset[int] = frozenset()
+    begun: float | None = None
 
 
 def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     servers = view.state.servers
     seen, differs = memory.seen & servers.keys(), memory.differs & servers.keys()
+    begun = now if memory.begun is None else memory.begun
     todo: list[act.Action] = []
     for server in servers.values():
+        if server.ready is not None and server.ready < begun:  # its first client may have gone with the earlier agent
+            seen |= {server.pid}
         if server.pid in seen or not server.reported or server.ready is None or not view.limits_enforced:
             continue
         clients = view.state.clients_of(server.pid)
@@ -51,7 +56,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         if not ok:
             differs |= {server.pid}
         todo.append(_report(server, limits_words(given[0].as_json()), ok))
-    return Decision(Memory(seen, differs), tuple(todo))
+    return Decision(Memory(seen, differs, begun), tuple(todo))
 
 
 def _report(server: Server, wanted: str, ok: bool) -> act.Report:

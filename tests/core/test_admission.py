@@ -355,10 +355,26 @@ def test_of_two_that_came_at_once_the_second_may_stand_in_the_log_first() -> Non
     early = replace(server, limits=stage.limits(ALICE), reported=True, attached=log)
     state = stage.core.state.changed(servers={server.pid: early})
     said = [
-        one for one in limits.decide(View(state), limits.Memory(), stage.now).actions if isinstance(one, act.Report)
+        one
+        for one in limits.decide(View(state), limits.Memory(begun=0.0), stage.now).actions
+        if isinstance(one, act.Report)
     ]
     assert [one.kind for one in said] == ["limits.verified"]
     assert stage.working(first)
+
+
+def test_the_first_client_that_a_later_agent_knows_is_not_taken_for_the_servers_first() -> None:
+    """The server's first client had ended, another user's worked: the node was unhealthy for as long as the server."""
+    stage = Stage(PATIENT, together=True).up()
+    first, second = stage.client(ALICE), stage.client(BOB)
+    stage.run(1)
+    stage.ends(first)
+    stage.run(1)
+    stage.kill_agent()
+    stage.start_agent()
+    stage.run(10)
+    assert stage.working(second)
+    assert stage.reports("limits.mismatch") == []
 
 
 def test_who_is_admitted_is_told_in_one_table_for_everybody() -> None:
