@@ -53,6 +53,10 @@ def _of_no_use(policy: Policy) -> Iterator[PolicyError]:
     if lower and all(of(policy, name).sharing != "together" for name in names(policy)):
         problem = 'changes nothing: no instance has sharing = "together", where users share a server'
         yield lower[0].origin.wrong(problem, 'write sharing = "together" in an instance, or leave it out')
+    turns = [one for path, one in policy.settings.items() if "switch" in (path[0], path[-2] if len(path) > 3 else "")]
+    if turns and policy.enforce and all(of(policy, name).sharing == "apart" for name in names(policy)):
+        problem = 'changes nothing: no instance has sharing = "turns", except on GPUs in EXCLUSIVE_PROCESS mode'
+        yield turns[0].origin.wrong(problem, 'write sharing = "turns" in an instance, or leave [switch] out')
 
 
 def _too_small(policy: Policy) -> Iterator[PolicyError]:

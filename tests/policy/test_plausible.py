@@ -321,3 +321,12 @@ def test_half_a_percent_is_surely_meant_as_half() -> None:
     (found,) = in_itself(policy("[limits]\nthreads = 0.5\n[user.alice]\nthreads = 1\n"))
     assert (found.line, found.problem) == (2, "0.5 is less than one percent")
     assert found.hint == "write 50 if you mean 50 % of the multiprocessors"
+
+
+def test_limits_of_turns_without_turns_are_said_to_change_nothing() -> None:
+    """A policy from the time when turns were the default."""
+    for text in ('[switch]\nafter = "10m"\n', "[user.alice]\nswitch.exempt = true\n"):
+        (warning,) = in_itself(policy(text))
+        assert (warning.line, "changes nothing" in warning.problem) == (2, True)
+        assert in_itself(policy(f'{text}[instance.a]\nsharing = "turns"\n')) == ()
+        assert in_itself(policy(f"enforce = false\n{text}")) == ()
