@@ -137,7 +137,7 @@ def changes(body: Json, width: int = WIDE) -> list[str]:
     later = [one for one in body["settings"] if one["restart"]]
     now = body["users"] or len(later) < len(body["settings"])
     if now:
-        lines += ["", "A context keeps its limits. The next context, also of a client at work, gets the new ones."]
+        lines += ["", "A CUDA context keeps its limits. The next one gets the new limits."]
         lines.append("It takes hold by: mpsagent-cli reload")
     if later:
         rest = "The settings with that note take" if now else "It takes"

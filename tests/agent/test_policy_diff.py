@@ -56,7 +56,7 @@ def test_what_a_reload_would_change_is_said_before_it_does(stage: Stage) -> None
         'hang.control "5s" -> "6s"',
         'instance.devices [] -> ["GPU-1"] when mpsagent is started again',
         "",
-        "A context keeps its limits. The next context, also of a client at work, gets the new ones.",
+        "A CUDA context keeps its limits. The next one gets the new limits.",
         "It takes hold by: mpsagent-cli reload",
         "",
         "The settings with that note take hold by: systemctl restart mpsagent (no CUDA work is lost)",

@@ -38,9 +38,9 @@ def test_clients_and_queue_say_what_and_why(served: Served) -> None:
     ("uid", "text"),
     [
         (OTHER, ["You are number 1 of 2, with 2 processes, since 00:00:10 (30.0s): it is the turn of",
-                 "alice; served by 00:31:10 at the latest."]),
+                 "alice; served by 00:31:20 at the latest."]),
         (ADMIN, ["You are number 2 of 2, with 1 process, since 00:00:20 (20.0s): it is the turn of alice;",
-                 "served by 01:02:10 at the latest."]),
+                 "served by 01:02:30 at the latest."]),
         (USER, ["No process of yours waits."]),
     ],
 )  # fmt: skip
