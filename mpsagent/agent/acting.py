@@ -25,11 +25,11 @@ from mpsagent.system.store import Store
 from mpsagent.system.threads import in_thread
 
 NAMES_WAIT = 5.0
-"""Seconds for the name service to say who the users of a policy are."""
+"""Seconds for the name service to identify the users of a policy."""
 LOOK_WAIT = 2.0
-"""Seconds for /proc to say which processes descend from another, and to compare cgroups."""
+"""Seconds for finding the descendants of a process in /proc, and for comparing cgroups."""
 GATE_WAIT, GATE_LOOK = 5.0, 0.005
-"""Seconds for the gate to say that it goes by a new lease; between two looks whether it has."""
+"""Seconds for the gate to confirm a new lease; between two looks for that."""
 MOST_LEASES = 1000
 
 
@@ -67,9 +67,9 @@ def no_client(pid: int, held: bool) -> Problem:
 
 
 class Acting:
-    """Of one node. ``by``: the uid that asked. Each order raises Problem where it cannot be done. ``written`` waits
-    until the api shows the new state; ``load`` reads the policy and applies it; ``each_of``: a policy's instances by
-    name."""
+    """The orders of one node. ``by``: the uid that asked. An order that cannot be done raises Problem. ``written``
+    waits until the api shows the new state; ``load`` reads the policy and applies it; ``each_of``: a policy's
+    instances by name."""
 
     def __init__(
         self,
@@ -100,12 +100,12 @@ class Acting:
         return found
 
     def owner(self, pid: int) -> int | None:
-        """The uid of a client (a process that passed the gate); None when there is no such client."""
+        """Return the uid of a client (a process that passed the gate); None if no such client exists."""
         client = self._of_client(pid).state.clients.get(pid)
         return None if client is None else client.uid
 
     def waits(self, pid: int) -> bool:
-        """Whether the gate holds a connection of this process."""
+        """Return whether the gate holds a connection of this process."""
         return any(one.state.held.of_pid(pid) for one in self._agents)
 
     async def terminate(self, pid: int, *, now: bool, dry_run: bool, by: int) -> Json:
@@ -155,7 +155,7 @@ class Acting:
         return {"draining": True, "deadline": None if until is None else iso(until), **found}
 
     async def resume(self, by: int, instance: str | None = None) -> Json:
-        """The end of a drain: who waits is let in at once. ``drained``: whether there was one."""
+        """End a drain: waiting users are admitted at once. ``drained``: whether there was a drain."""
         now, drained = self._clock.now(), []
 
         def order(one: Agent) -> None:
@@ -232,7 +232,7 @@ class Acting:
         return {**lease_body.shown(found, first.core.view(), who), "in_force": in_force, **unsaved}
 
     async def _in_force(self) -> bool:
-        """Whether the gate goes by what it was told last, at all instances. It is waited for, if there is one."""
+        """Wait for the gate, if there is one. Return whether it has applied its last table, at all instances."""
         loop = asyncio.get_running_loop()
         end = loop.time() + GATE_WAIT
         while not (settled := all(one.core.view().settled for one in self._agents)) and loop.time() < end:
@@ -264,7 +264,7 @@ class Acting:
         return {"digest": found.policy.digest, "files": list(found.policy.sources), "later": found.later}
 
     async def policy_diff(self) -> Json:
-        """What a reload would change, and for whom."""
+        """Return the changes of a reload, with the users that they concern."""
         fresh, errors = await policies.read(self._settings, remember=False)
         if fresh is None:
             raise _mistakes(errors)
@@ -305,7 +305,7 @@ class Acting:
 
 
 def ending(state: State, client: Client, *, at_once: bool, dry_run: bool) -> Json:
-    """How a client is ended, step by step."""
+    """Return the steps by which a client is ended."""
     policy, server = state.policy, state.server_of(client.pid)
     steps = [f"terminate_client {server.pid if server is not None else 'SERVER'} {client.pid}, "
              f"at most {policy.hang_terminate:g} s", "SIGTERM"]  # fmt: skip
@@ -339,7 +339,7 @@ def _mistakes(errors: Sequence[PolicyError]) -> Problem:
 
 
 def _together(found: Mapping[str, Json]) -> Json:
-    """What a reload would change, with the instance where it would."""
+    """Return the changes of a reload, with the instance of each change."""
     users = [
         {**row, "who": f"{row['who']} at {name}"} for name, one in found.items() for row in one["users"]
     ]  # fmt: skip

@@ -32,13 +32,13 @@ EVERY = 60.0
 SETTLE = 0.3
 """Seconds in which the gate's word about a process may be later than NVML's."""
 FACTS = 5.0
-"""Seconds for what processes show of themselves; one that hangs in the kernel may show nothing for ever."""
+"""Seconds for reading /proc of processes; a process that hangs in the kernel may block that indefinitely."""
 MOST = 256
 """Processes outside MPS that are known at a time."""
 
 
 class Inside(NamedTuple):
-    """What is inside MPS by one instance: its control daemon, what the engine knows, and who passed the gate."""
+    """Processes inside MPS by one instance: its control daemon, the engine's clients, those that passed the gate."""
 
     daemon: int | None
     state: State
@@ -46,8 +46,8 @@ class Inside(NamedTuple):
 
 
 class Bypass:
-    """Those outside MPS on the GPUs of one instance, whose ``state`` is the engine's, each held by its pidfd. Every one
-    is recorded once. ``inside``: of all instances; ``synced``: whether the gate has told all."""
+    """Processes outside MPS on the GPUs of one instance, whose ``state`` is the engine's, each held by its pidfd. Each
+    process is recorded once. ``inside``: of all instances; ``synced``: whether the gate has reported all."""
 
     def __init__(
         self,
@@ -67,10 +67,10 @@ class Bypass:
         self._one = asyncio.Lock()
         self._held: dict[int, Process] = {}
         self.found: dict[int, Outsider] = {}
-        """By pid."""
+        """Outsiders by pid."""
 
     async def look(self, listed: Iterable[ComputeProcess]) -> list[Outsider]:
-        """``listed`` by NVML. Returns those who were not known before."""
+        """Take in the processes ``listed`` by NVML. Return the outsiders that were not known before."""
         async with self._one:
             return await self._look(listed)
 
@@ -94,7 +94,7 @@ class Bypass:
         return new
 
     def _end_those_due(self) -> None:
-        """As the policy says, of those who were listed at this moment; the pidfd says that each is still the same."""
+        """End the listed processes that are due by the policy; the pidfd shows that each is still the same."""
         now, policy, record = self._clock.now(), self._state().policy, self._record
         for pid, one in list(self.found.items()):
             who = self._names.known(one.seen.uid)
@@ -128,7 +128,7 @@ class Bypass:
             self._forget(pid)
 
     def _inside(self) -> Mapping[int, int | None]:
-        """Who passed the gate, or is MPS itself, in any instance: by pid, with the start time where it is known."""
+        """Return the processes that passed the gate, or are MPS itself, in any instance: start time or None by pid."""
         inside: dict[int, int | None] = {}
         for _, state, _ in self._instances():
             for server in state.servers.values():
@@ -203,7 +203,7 @@ def advice(pipe_directory: str) -> str:
 
 
 def is_server(pid: int) -> bool:
-    """Whether the program in a process is MPS's server: by its file, which has to be root's, not by the name it gives
+    """Return whether a process runs MPS's server: by its file, which has to be root's, not by the name it gives
     itself."""
     try:
         program = Path(f"/proc/{pid}/exe")
@@ -213,7 +213,7 @@ def is_server(pid: int) -> bool:
 
 
 def mode_trouble(wanted: str, modes: Mapping[str, str], ours: Iterable[str]) -> str | None:
-    """What is not as the policy wants it; ``modes`` by UUID, in the policy's words."""
+    """Return the GPUs that are not in the ``wanted`` mode, in words; ``modes`` by UUID, in the policy's words."""
     if wanted == "leave":
         return None
     wrong = [f"{modes[uuid]} on {uuid}" for uuid in ours if uuid in modes and modes[uuid] != wanted]

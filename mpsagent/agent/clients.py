@@ -32,7 +32,7 @@ class Clients:
         return connection in self._waiting
 
     def bound(self, connection: int) -> bool:
-        """Whether one instance alone may serve this held connection."""
+        """Return whether one instance alone may serve this held connection."""
         waiting = self._waiting.get(connection)
         return waiting is not None and waiting[0].asked is not None
 
@@ -67,7 +67,7 @@ class Clients:
         process.when_gone(lambda: self.lose(process))
 
     def get(self, pid: int, start: int) -> Process | None:
-        """The client with this pid, if it is the one that started then."""
+        """Return the client with this pid, if its process started then."""
         process = self._clients.get(pid)
         return process if process is not None and process.started == start else None
 
@@ -77,7 +77,7 @@ class Clients:
         return process if process is not None and process.started == start else None
 
     def released(self, clients: Collection[int]) -> list[list[int]]:
-        """Return pid and start time of the processes that passed and are not among these clients any more: they have
+        """Return pid and start time of the processes that passed and are no longer among these clients: they have
         left their servers, or lost them, and live."""
         return [[pid, one.started] for pid, one in self._clients.items() if pid not in clients]
 
@@ -120,7 +120,7 @@ class Clients:
             self.forget(pid)
 
     def lose(self, process: Process) -> None:
-        """It has ended, or is a client no more though it lives."""
+        """Forget a process that has ended, or that lives and is no longer a client."""
         if self._clients.get(process.pid) is process:
             self.forget(process.pid)
             self._on_end(process.pid, process.started)

@@ -30,7 +30,7 @@ class SteadyClock:
         return self._offset + time.monotonic()
 
     def shift(self) -> float:
-        """What to add to a time that the wall clock has just stamped; 0.0 unless the clock was set since the start."""
+        """Return the seconds to add to a time of the wall clock; 0.0 unless the clock was set since the start."""
         difference = self.now() - time.time()
         return difference if abs(difference) > STEP else 0.0
 
@@ -39,7 +39,7 @@ class SteadyClock:
         return self._offset + monotonic
 
     def kept(self) -> list[str | float]:
-        """For the next agent's :meth:`carry_on`."""
+        """Return the values for the next agent's :meth:`carry_on`."""
         return [Path(BOOT).read_text().strip(), self._offset]
 
     def same_boot(self, kept: object) -> bool:

@@ -13,7 +13,8 @@ from mpsagent.mps.units import duration_text
 
 
 class Conditions:
-    """One condition a topic (``policy``, ``gate``, ``control.log`` …); a new text keeps the time of the first."""
+    """Conditions, one for each topic (``policy``, ``gate``, ``control.log`` …). A new text keeps the first one's
+    time."""
 
     def __init__(self) -> None:
         self._by_topic: dict[str, Condition] = {}
@@ -43,7 +44,7 @@ class Conditions:
 
 
 NAME_WAIT = 2.0
-"""Seconds in which a name service may say who a user is; after that it is a condition."""
+"""Seconds in which a name service may answer with a user's name; after that it is a condition."""
 MOST_NAMED = 5
 FILES = 4096
 """Descriptors that agent and gate need each: those of processes (1024 at most) and held connections, of the API's
@@ -60,11 +61,11 @@ def note_files(conditions: Conditions, who: str, files: int | None, now: float) 
 
 
 WAIT_SLACK = 5.0
-"""Seconds beyond what the policy allows until a wait is said to be too long."""
+"""Seconds beyond the policy's own times until a wait counts as too long."""
 
 
 def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
-    """What the engine's state says about the health of an instance, and of the lane of all users."""
+    """Note the health of an instance, and of the lane of all users, from the engine's state."""
     note_lane(conditions, core, None, now)
     state, view = core.state, core.view()
     there = {*state.users(), *state.held.users()}
@@ -90,7 +91,7 @@ def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
 
 
 def note_lane(conditions: Conditions, core: Core, lane: Key, now: float) -> None:
-    """What the engine's state says about the health of one control daemon."""
+    """Note the health of one control daemon from the engine's state."""
     view, memories = core.view(lane), core.memories.lanes[lane]
     state = view.state
     silent = "the control daemon does not answer" if state.lane.silent_since is not None else None
@@ -135,7 +136,7 @@ def note_lane(conditions: Conditions, core: Core, lane: Key, now: float) -> None
 
 
 FAULT_SLACK = 15.0
-"""Seconds beyond `hang.fault` and `kill_grace` until a FAULT is said to last: a server without such clients is asked
+"""Seconds beyond `hang.fault` and `kill_grace` until a FAULT counts as lasting: a server without such clients is asked
 and shut down by force within 6 s, and reports itself well again some seconds later."""
 
 
@@ -210,7 +211,7 @@ Unsure = Iterator[tuple[str, str | None]]
 
 
 def _policy(view: View) -> Unsure:
-    """What the policy itself says is only to be reported."""
+    """Yield the topics that the policy itself only reports."""
     policy = view.policy
     off = {path for path, setting in policy.settings.items() if path[-1] == "enforce" and not setting.value}
     single = sorted({f"{path[0]} {path[1]}" for path in off if path[0] in ("user", "group")})

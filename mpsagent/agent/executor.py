@@ -37,7 +37,8 @@ SHORT = 2.0
 
 
 class Executor:
-    """For one lane. ``tell(inputs)`` takes what an answer of MPS brought; ``state()`` is the engine's, of this lane."""
+    """The actions of one lane. ``tell(inputs)`` takes the inputs from an answer of MPS; ``state()`` is the engine's, of
+    this lane."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class Executor:
         self.front_end_problem: str | None = None
         self.start_problem: str | None = None
         self.multiuser_problem: str | None = None
-        """Why each turn has a server of its own though the policy wants a shared one."""
+        """The reason for which each turn has its own server though the policy wants a shared one."""
         self._heard = float("-inf")
         """When the control daemon last wrote to its log."""
         self._where = where
@@ -72,7 +73,7 @@ class Executor:
         self._state = state
 
     async def perform(self, action: act.Action) -> act.Done:
-        """Do it, and say how it went. Never raises."""
+        """Perform the action, and return its result. Never raise."""
         if not action.enforce:
             return act.Done(self._clock.now(), action, True, "not enforced: only reported")
         held = False
@@ -138,8 +139,8 @@ class Executor:
         may_block: bool = False,
         patient: bool = True,
     ) -> Reply:
-        """One session with the control daemon; keeps account of whether it answers. ``may_block``: a command that is
-        known to make it wait says nothing about that. ``patient``: when turned away, try again for a moment."""
+        """Open a session with the control daemon, and keep account of its answers. ``may_block``: a command that is
+        known to make it wait does not count there. ``patient``: when turned away, try again for a moment."""
         asked = self._clock.now()
         limit = self._state().policy.hang_control if deadline is None else deadline
         reply, pause = await self._front_end.run(batch, deadline=limit, urgent=urgent), BUSY_FIRST
@@ -172,7 +173,7 @@ class Executor:
             self._silence(at, False)
 
     async def listen(self) -> None:
-        """One cheap question while the daemon is silent: its answer is the end of that."""
+        """Send a cheap question while the daemon is silent: its answer is the end of the silence."""
         await self._ask(commands.server_list(), deadline=SHORT, patient=False)
 
     @property
@@ -219,7 +220,7 @@ class Executor:
         reply = await self._ask(commands.server_list())
         control = self._state().control
         if reply.status is Status.NO_DAEMON and (control is None or control.quitting is not None):
-            return True, ""  # it has ended, as it was told to: a restart that goes well is no failure
+            return True, ""  # it has ended, as it was asked to: a successful restart is not a failure
         if not reply.ok:
             return False, _why(reply)
         listed, now = commands.pids(reply.out), self._clock.now()
@@ -347,8 +348,8 @@ def control_runs(found: Running, where: directories.Directories, now: float) -> 
 
 
 def mps_environment(policy: Policy, where: directories.Directories) -> dict[str, str]:
-    """What the control daemon and its front-end get to see. The time zone is UTC: the log has no sign of its zone, and
-    an hour that comes twice in autumn would be read wrong."""
+    """Return the environment of the control daemon and its front-end. The time zone is UTC: the log has no sign of its
+    zone, and an hour that comes twice in autumn would be read wrong."""
     found = {
         name: value
         for name, value in os.environ.items()

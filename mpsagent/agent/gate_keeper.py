@@ -1,8 +1,8 @@
 """Keeps a gate running. Under systemd its units are looked after; without systemd there is the gate's keeper, which
 binds the public sockets and outlives the agent as the control daemon does.
 
-One that runs already is left alone. A gate whose keeper has died goes on alone, because starting it anew would refuse
-who waits; when it has gone too, both are started again.
+A gate or keeper that runs already is left alone. A gate whose keeper has died keeps running alone, because a new start
+would refuse waiting users; when it has gone too, both are started again.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ LASTED = 10.0
 BINDS = 10.0
 """Seconds that a keeper may take until the public sockets are there."""
 UNITS_AGAIN, UNITS_AGAIN_MOST = 5.0, 60.0
-"""Seconds until systemd is asked again about the gate's units, doubling while that is no help."""
+"""Seconds until systemd is asked again about the gate's units, doubling while that does not help."""
 
 
 class GateKeeper:
-    """Of one agent. ``where()``: the directories of the first instance, whose public one is the gate's;
-    ``environment()``: what users' programs need; ``gate()``: the pid of the gate that the link leads to."""
+    """The gate's units or keeper, for one agent. ``where()``: the directories of the first instance, whose public one
+    is the gate's; ``environment()``: the variables of users' programs; ``gate()``: the pid of the gate that the link
+    leads to."""
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ class GateKeeper:
     # --- one that runs ------------------------------------------------------------------------------------------------
 
     def _hold_running(self) -> bool:
-        """By the sockets on which gate and keeper listen. False when neither runs."""
+        """Hold gate and keeper by the sockets on which they listen. Return False when neither runs."""
         gate = self._gate()
         if gate is None:  # to connect there takes the link's place
             gate, _ = directories.listener_of(self._settings.gate_link) or (None, 0)
@@ -136,7 +137,7 @@ class GateKeeper:
         return False
 
     def _hold_keeper(self, pid: int) -> None:
-        """Hold the keeper that runs. What was wrong before is over."""
+        """Hold the keeper that runs, and forget earlier failures."""
         for topic in ("public directory taken", "gate directory", "gate keeper"):
             self._conditions.set(topic, None, self._clock.now())
         self._hold(Process.open(pid), "the gate's parent process")
@@ -173,7 +174,7 @@ class GateKeeper:
             self._recorder.spawn(self._later(AGAIN))
 
     def _say_taken(self, pid: int, uid: int) -> None:
-        """A control daemon that was started by hand. Who works there goes on; who comes is served without limits."""
+        """Report a control daemon that was started by hand. Its clients keep running. New clients have no limits."""
         now = self._clock.now()
         who = f"process {pid} of user {uid}" if pid else "a process that cannot be seen"
         what = f"{self._public} is served by {who}, not by the gate: its clients have no limits and no turns"
@@ -200,7 +201,7 @@ class GateKeeper:
 
 
 def is_keeper(pid: int) -> bool:
-    """Whether a process of ours is a gate's keeper, by its command line."""
+    """Return whether one of our processes is a gate's keeper, by its command line."""
     with suppress(OSError):
         if Path(f"/proc/{pid}").stat().st_uid == os.geteuid():
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")

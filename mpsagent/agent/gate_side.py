@@ -1,5 +1,5 @@
-"""What the gate tells, into the engine. From its hello until it has told everything, messages are put together: no
-decision rests on a part of what it holds, and what an earlier agent had begun goes on from there."""
+"""The gate's messages, into the engine. From its hello until it has told everything, messages are put together: no
+decision rests on a part of them, and the work of an earlier agent continues from there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KEPT: tuple[tuple[str, Callable[[Core], object], Callable[[Core], object]], ...
     ("waiting", lambda core: core.state.held.order, saved.waiting_rows),
     (saved.CLIENTS, lambda core: core.state.clients, saved.client_rows),
 )
-"""What is kept on disk: its name, what it is made of, and how."""
+"""The values that are kept on disk: their name, their source, and their format."""
 
 
 class GateSide:
@@ -52,48 +52,48 @@ class GateSide:
         self._store = store
         self._take = take
         self.earlier: dict[str, Any] | None = None
-        """What an earlier agent remembered, until the gate has said who lives."""
+        """The memory of an earlier agent, until the gate has named the living clients."""
         self._kept: dict[str, object] = {}
-        """What was kept last, by its name."""
+        """The values that were kept last, by name."""
         self._told: list[inp.Input] | None = None
         self._coming: list[inp.Input] = []
-        """What came together: decided upon once. A user who connects and leaves in a loop must not keep others waiting
-        for the decisions on each of these."""
+        """Inputs that came together: decided upon once. A user who connects and leaves in a loop must not keep others
+        waiting for the decisions on each of these."""
         self.coming: dict[int, set[tuple[int, int]]] = {}
-        """By user, processes (pid, start) of which the gate has told, and which the engine has not taken in yet."""
+        """Processes (pid, start) by user, reported by the gate and not yet taken in by the engine."""
         self._since = since
         self._waiting: frozenset[int] = frozenset()
         self._remembered: dict[tuple[int, int], saved.Kept] = {}
-        """Clients of an earlier agent, until the gate has said who lives."""
+        """Clients of an earlier agent, until the gate has named the living ones."""
         self._released: list[tuple[int, int]] = []
         """Processes that had been clients of an earlier agent."""
 
     def take_up(self, earlier: dict[str, Any] | None) -> None:
-        """What an earlier agent has kept; None: there was none."""
+        """Take up the state that an earlier agent has kept; None: there was no earlier agent."""
         self.earlier = earlier
         self._waiting = saved.waited_here(earlier or {})
         self._remembered = saved.clients(earlier or {}, self._clock.now())
         self._released = saved.released(earlier or {})
 
     def is_new(self, one: ClientWaiting | ClientHeld) -> bool:
-        """False for who came before this agent."""
+        """Return False for a client from before this agent."""
         return self._since is None or one.at >= self._since
 
     def waits(self, uid: int) -> bool:
-        """Whether this user waits here; also who works here, until the engine has taken that in."""
+        """Return whether this user waits here, or works here and the engine has not taken that in yet."""
         return uid in self.coming or self._core.state.held.first(uid) is not None
 
     def waited(self, uid: int) -> bool:
-        """Whether this user waited here when the earlier agent ended."""
+        """Return whether this user waited here when the earlier agent ended."""
         return uid in self._waiting
 
     def keep(self) -> None:
-        """On disk. Not before the gate has said who lives: what the earlier agent kept still counts then."""
+        """Write the state to disk. Until the gate has named the living clients, the earlier agent's state counts."""
         if self.earlier is not None:
             return
         core = self._core
         for name, source, rows in _KEPT:
-            if self._kept.get(name) is not source(core):  # hundreds of leases seldom change
+            if self._kept.get(name) is not source(core):  # hundreds of leases rarely change
                 self._store.put(name, rows(core))
                 self._kept[name] = source(core)
         if self._kept.get(saved.RELEASED) is not core.state.clients:
@@ -199,8 +199,8 @@ class GateSide:
         self.keep()
 
     def process_ended(self, pid: int, start: int) -> None:
-        """Of a client. While the gate tells all that it holds, its messages about the client are taken in later, and so
-        is the client's end."""
+        """Take in the end of a client. While the gate tells all that it holds, its messages about the client are taken
+        in later, and so is the client's end."""
         event = inp.ProcessEnded(self._clock.now(), pid, start)
         self._take([event])
         if self._told is not None:

@@ -22,8 +22,9 @@ from mpsagent.system.threads import in_thread
 
 CACHE = "devices.json"
 UNKNOWN = tuple(Device(ordinal, "", "unknown GPU", 4 << 30, 256) for ordinal in range(8))
-"""What limits are counted by while the GPUs are not known: memory in percent as of 4 GiB, multiprocessors as of 256, on
-eight devices (MPS takes limits for devices that do not exist; recording 01, S2). So a client gets less, never more."""
+"""The devices for counting limits while the GPUs are not known: memory in percent as of 4 GiB, multiprocessors as of
+256, on eight devices (MPS takes limits for devices that do not exist; recording 01, S2). So a client gets less, never
+more."""
 
 
 def known(devices: tuple[Device, ...]) -> tuple[Device, ...]:
@@ -50,7 +51,7 @@ class Shared(Generic[_Answer]):
         self._asked = float("-inf")
 
     def forget(self) -> None:
-        """Something has happened: the next one who asks is not given an older answer."""
+        """Forget the last answer after an event: the next question gets a new one."""
         self._asked = float("-inf")
 
     async def __call__(self) -> _Answer:
@@ -77,7 +78,7 @@ class Gpus:
         self.at: float | None = None
         """When that was."""
         self.problem: str | None = None
-        """Why nothing is known of them now."""
+        """The reason for which nothing is known of them now."""
 
     async def _processes(self) -> tuple[ComputeProcess, ...] | str:
         """Every process that computes on any GPU, or what is wrong."""
@@ -86,7 +87,7 @@ class Gpus:
         return await self._simulated(gpus.simulated_processes, self._file)
 
     async def _work(self) -> Worked | None:
-        """What each GPU has done, or None: it is not known. What is wrong is said by :meth:`_look`."""
+        """Return the work of each GPU, or None: it is not known. :meth:`_look` reports failures."""
         if self._file is None:
             found = await self.nvml.work()
         else:
@@ -114,7 +115,7 @@ class Gpus:
         return {uuid: one.mode for uuid, one in self.seen.items() if one.mode is not None}
 
     def serves(self, devices: Sequence[Device]) -> bool:
-        """Return False if NVML has answered and one of these GPUs is lost. What is not known is not lost."""
+        """Return False if NVML has answered and one of these GPUs is lost. An unknown GPU is not lost."""
         if self.problem is not None or not self.seen:
             return True
         found = [self.seen.get(device.uuid) for device in known(tuple(devices))]
@@ -126,7 +127,7 @@ class Gpus:
         return frozenset(uuid for uuid, mode in modes.items() if mode == EXCLUSIVE) | (before - modes.keys())
 
     def lost(self) -> str | None:
-        """The GPUs that say nothing, in words."""
+        """Return the GPUs that do not answer, in words."""
         return "; ".join(f"GPU {one.uuid or one.number} {one.problem}" for one in self.all if one.problem) or None
 
 
@@ -143,7 +144,7 @@ async def find(
 
 
 def of_those(devices: Sequence[Device], visible: Sequence[str]) -> tuple[Device, ...]:
-    """What CUDA_VISIBLE_DEVICES with these UUIDs leaves, and in which order."""
+    """Return the devices that CUDA_VISIBLE_DEVICES with these UUIDs leaves, in its order."""
     if not visible:
         return tuple(devices)
     by_uuid = {device.uuid.lower(): device for device in devices}
@@ -152,7 +153,7 @@ def of_those(devices: Sequence[Device], visible: Sequence[str]) -> tuple[Device,
 
 
 def remembered(settings: Settings, visible: Sequence[str]) -> tuple[Device, ...]:
-    """What was found by the last agent, if that looked at the same ``visible`` GPUs; else nothing."""
+    """Return the devices that the last agent found, if it looked at the same ``visible`` GPUs; else nothing."""
     if settings.state_directory is None or settings.devices_file is not None:
         return ()
     with suppress(OSError, ValueError, KeyError, TypeError):
@@ -162,7 +163,7 @@ def remembered(settings: Settings, visible: Sequence[str]) -> tuple[Device, ...]
 
 
 def remember(settings: Settings, visible: Sequence[str], found: Sequence[Device]) -> None:
-    """For the next agent. A disk that does not take it costs that one a second."""
+    """Keep the devices for the next agent. A disk that does not take them costs the next agent a second."""
     if settings.state_directory is None or settings.devices_file is not None:
         return
     path, known = Path(settings.state_directory, CACHE), {}
@@ -174,8 +175,8 @@ def remember(settings: Settings, visible: Sequence[str], found: Sequence[Device]
 
 
 async def exclusive(settings: Settings, machine: Gpus) -> frozenset[str]:
-    """Return the GPUs in EXCLUSIVE_PROCESS mode, by UUID; if the driver does not answer in time, those that the last
-    agent has found."""
+    """Return the GPUs in EXCLUSIVE_PROCESS mode, by UUID; if the driver does not answer in time, the GPUs that the
+    last agent has found."""
     known = _known_exclusive(settings)
     looking = asyncio.ensure_future(machine.look())
     await asyncio.wait({looking}, timeout=MODES_WAIT if known is None else MODES_WAIT_KNOWN)

@@ -61,7 +61,7 @@ TICK = 1.0
 STOOD = 2.5
 """Seconds without a decision after which the agent has stood still: it is stopped, or its machine was."""
 MOST_PENDING = 256
-"""Actions under way at most; more than that are a fault of ours, and said to be one."""
+"""Actions under way at most; more than that are an internal fault, and are reported as one."""
 GPU_WAIT = 3.0
 """Seconds for which the start waits for the GPUs to be known when no agent has found them before."""
 GPU_MOMENT = 0.5
@@ -69,7 +69,7 @@ GPU_MOMENT = 0.5
 GPU_AGAIN = 30.0
 """Seconds until a driver that does not answer is asked again."""
 UNMADE = 10.0
-"""Seconds for which it is said that a user's lane could not be made; it is tried again before that."""
+"""Seconds for which the failure to make a user's lane is shown; it is tried again before that."""
 
 
 class Agent(Recorder):
@@ -161,7 +161,7 @@ class Agent(Recorder):
 
     @property
     def inside(self) -> list[Inside]:
-        """What is inside MPS by this instance."""
+        """Return the processes that are inside MPS by this instance."""
         return [lane.inside for lane in self.lanes.values()]
 
     def record(self, kind: str, at: float, **fields: object) -> int:
@@ -205,7 +205,7 @@ class Agent(Recorder):
         return sorted(path.name for path in place.iterdir()) if place.is_dir() else []
 
     async def _begin(self, lane: Lane, *first: inp.Input) -> None:
-        """Take over what runs there, and what the logs say of it."""
+        """Take over the control daemon that runs there, and its logs."""
         found = await lane.adopt()
         events, caught = await lane.read_logs()
         happened = self.absorb([*first, *lane.of([*found, *events])])
@@ -234,7 +234,7 @@ class Agent(Recorder):
             raise
 
     async def _made(self, uid: int) -> str | None:
-        """Makes a user's lane, or says why it cannot be made."""
+        """Make a user's lane, or return the reason for which it cannot be made."""
         try:
             await self._make(uid)
         except Exception as error:
@@ -335,7 +335,7 @@ class Agent(Recorder):
         self.gate.process_ended(pid, start)
 
     def _forget_drain(self) -> None:
-        """One for a restart ends with the control daemon."""
+        """Forget a drain for a restart: it ends with the control daemon."""
         if self.store.get("drain") is not None and all(one.drain is None for one in self.state.lanes.values()):
             self.store.put("drain", None)
 
@@ -354,11 +354,11 @@ class Agent(Recorder):
     # --- deciding -----------------------------------------------------------------------------------------------------
 
     def absorb(self, events: Sequence[inp.Input]) -> list[Transition]:
-        """Take in what happened before this agent was at work: no decision, no record."""
+        """Take in events from before this agent was at work: no decision, no record."""
         return self.core.absorb(events)
 
     def take(self, events: Sequence[inp.Input | act.Done]) -> None:
-        """Decide on what is new; before the start is over, take it in."""
+        """Decide on new events; before the start is over, only take them in."""
         if self.stopping:
             return
         if self.ready:
@@ -373,9 +373,9 @@ class Agent(Recorder):
             asyncio.get_running_loop().call_soon(self._people_known)
 
     def _meet(self, *, only_new: bool = False) -> None:
-        """Who is there is to be known; what the name service says anew of the others is heard of each second."""
+        """Ask for the names of the present users. New answers about the others are taken in each second."""
         owners = [*self.state.lanes, *(one.uid for one in self.state.servers.values())]
-        # who came first is asked about first
+        # the names of the first users are asked for first
         uids = dict.fromkeys((*self.state.held.users(), *self.state.users(), *filter(None, owners)))
         known = self.people.known
         if self.people.meet([uid for uid in uids if uid not in known] if only_new else uids):
@@ -398,12 +398,12 @@ class Agent(Recorder):
             self._wake_at(now + TICK)
 
     def _seen_again(self, now: float) -> list[inp.Input]:
-        """Who was seen stopped before the agent stood still may go on now."""
+        """Return the processes as seen now, if the agent stood still: stopped processes may have been resumed."""
         stood, self._decided_at = now > self._decided_at + STOOD, now
         return [self.observer.processes(now)] if stood else []
 
     def _carry_out(self, step: Step, now: float) -> None:
-        """The gate first: it is told at once. What came of it is on record as transitions."""
+        """Carry out a step, with the gate first, at once. Its results are on record as transitions."""
         for rule, error in step.mistakes:
             self.failed(f"{rule} failed, everything else goes on", error)
         outcomes: list[act.Done] = []
@@ -454,7 +454,7 @@ class Agent(Recorder):
 
     async def _perform(self, action: act.Action) -> None:
         fields, lane = {**action_record(action, self.policy), "lane": action.lane}, self.lanes.get(action.lane)
-        # Who is paused is on record as a user; 48 processes each 20 s would wash everything else away.
+        # A pause is on record for the user; 48 processes each 20 s would wash everything else away.
         quiet = isinstance(action, act.Freeze | act.Thaw)
         number = 0
         if not quiet:

@@ -25,8 +25,8 @@ GONE = "its process has worked at instance {}, which the policy does not have an
 
 
 class Placing:
-    """Of one node. A client whose user has to be known by name first waits here, and at the gate. ``how()``: as the
-    policy says; ``own()``: each instance has a public directory of its own."""
+    """The placement of one node's users. A client whose user has to be known by name first waits here, and at the gate.
+    ``how()``: the policy's way; ``own()``: each instance has its own public directory."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Placing:
         return next(found, None)
 
     def _move_user(self, uid: int, agent: Agent, to: Agent) -> None:
-        """What this user has waiting there waits elsewhere."""
+        """Move this user's waiting connections to another instance."""
         self._record("user.moved", self._clock.now(), uid=uid, before=agent.name, instance=to.name)
         mine = agent.state.held.line(uid)
         for one in mine:
@@ -87,7 +87,7 @@ class Placing:
     # --- from the gate ------------------------------------------------------------------------------------------------
 
     def name_all(self) -> None:
-        """The gate is told which instances and lanes there are."""
+        """Send the names of all instances and lanes to the gate."""
         own = [agent.name for agent in self._agents[1:]] if self._own() else []
         names = [agent.name for agent in self._agents]
         names += [lane.name for agent in self._agents for lane in agent.lanes.values() if lane.key is not None]
@@ -143,7 +143,7 @@ class Placing:
 
     def _told(self, message: link.FromGate, process: Pidfd | None) -> None:
         place = self.find(getattr(message, "instance", ""))
-        if place is None:  # it is not there any more
+        if place is None:  # it is no longer there
             if isinstance(message, link.Known) and (section := self._left_behind(message.instance)) is not None:
                 self._gone[message.pid, message.start] = section
             if process is not None:
@@ -155,7 +155,7 @@ class Placing:
         found.gate.receive(message, process, lane)
 
     def _left_behind(self, name: str) -> str | None:
-        """Return the instance of a process that works there, if the policy does not have that instance any more."""
+        """Return the instance of a process that works there, if the policy no longer has that instance."""
         section, _ = apart.split(name) or (name, None)
         return None if self._section(section) is not None else section
 
@@ -169,7 +169,7 @@ class Placing:
             self._move(connection, agent, to)
 
     def _at(self, connection: int) -> Agent | None:
-        """Where it waits."""
+        """Return the instance at which it waits."""
         return next((agent for agent in self._agents if agent.clients.holds(connection)), None)
 
     def _move(self, connection: int, agent: Agent, to: Agent) -> None:
@@ -210,8 +210,8 @@ class Placing:
         found.gate.receive(knock, process)
 
     def _there(self, knock: link.Knock) -> Agent | None:
-        """Where its process has worked; else where the gate has it; else where its user waits, has a lane, or waited
-        when the earlier agent ended."""
+        """Return the instance where its process has worked; else where the gate has it; else where its user waits, has
+        a lane, or waited when the earlier agent ended."""
         agents, uid = self._agents, knock.uid
         if knock.asked:
             return self._section(knock.asked)

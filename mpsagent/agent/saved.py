@@ -28,11 +28,11 @@ from mpsagent.wire import link
 LEASE = "lease"
 """The number of the last lease, of all instances."""
 CLOCK = "clock"
-"""What the times of all instances are of, see :mod:`mpsagent.agent.clock`."""
+"""The clock of the times of all instances, see :mod:`mpsagent.agent.clock`."""
 CLIENTS = "clients"
-"""Those at work, told by pid and start time: after a boot these are other processes."""
+"""Clients at work, by pid and start time: after a boot these are other processes."""
 RELEASED = "released"
-"""Those that had been at work and live, told in the same way: they are not outside MPS."""
+"""Living processes that had been at work, in the same form: they are not outside MPS."""
 LEASES = "leases"
 DRAINED = "drained"
 """The drain that was ordered for the whole node, for instances that are added to the policy later."""
@@ -46,7 +46,7 @@ SINCE_1970 = 1e8
 MOST = 1000
 """Clients that are being ended; a server has 48."""
 _DAMAGED = (KeyError, TypeError, ValueError, OverflowError, AttributeError)
-"""What a row that this agent has not written may raise. It is left out."""
+"""Exceptions of a row that this agent has not written. The row is left out."""
 
 
 def _number(value: Any) -> float:
@@ -77,7 +77,7 @@ def ending_rows(core: Core) -> list[list[Any]]:
 
 def turn_row(core: Core) -> list[Any] | None:
     """Return whose turn it is and how far it has come, so that each client is warned once and a grace does not begin
-    anew."""
+    again."""
     turn, signalled = core.memories.turns.turn, core.memories.turns.signalled
     if turn is None:
         return None
@@ -134,7 +134,7 @@ class Kept(NamedTuple):
 
 
 def clients(kept: Mapping[str, Any], now: float) -> dict[tuple[int, int], Kept]:
-    """Return the clients of the agent before, by pid and start time. What is damaged is left out."""
+    """Return the clients of the agent before, by pid and start time. Damaged rows are left out."""
     found: dict[tuple[int, int], Kept] = {}
     rows = kept.get("clients")
     for row in rows[:MOST] if isinstance(rows, list) else ():

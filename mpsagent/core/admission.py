@@ -29,11 +29,11 @@ program that makes one context after the other must not lose its turn in between
 MOST_USERS = 128
 """Users in one table; 48 processes fit at a time, so who is not in it yet is still to wait anyway."""
 MOST_PROCESSES, OF_ONE_USER = 128, 8
-"""Held processes in one table, where each has limits of its own."""
+"""Held processes in one table, in which each has its own limits."""
 DEVICES = 16
-"""With so many devices a table of these users and processes fits into one message; with more, fewer of them do."""
+"""With this number of devices a table of these users and processes fits into one message; with more, fewer do."""
 AGAIN = 0.2
-"""Seconds until the gate is told again what it did not read."""
+"""Seconds until a message that the gate did not read is sent again."""
 
 
 NEXT = Reason("next", "is let in next")
@@ -78,7 +78,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
 
 
 def holds(view: View, now: float) -> Iterator[Reason]:
-    """What holds all users alike, in the order in which it is told to who waits."""
+    """Return the reasons that hold all users alike, in the order in which waiting users see them."""
     state, control, fault = view.state, view.state.control, view.faulted(now)
     if state.gate is not None and not state.gate.synced:
         yield Reason("gate", "the gate has not yet said who waits")
@@ -109,7 +109,7 @@ def holds(view: View, now: float) -> Iterator[Reason]:
 
 
 def hold(view: View, uid: int) -> Reason | None:
-    """Why the table does not name a user, beside what holds all; None: it does."""
+    """Return the reason for which the table does not name a user, except those that hold all; None: it does."""
     turn = view.turn
     if view.denied(uid):
         return Reason("denied", "is refused: the policy denies this user MPS")

@@ -1,5 +1,5 @@
-"""What users and jobs may have at a time: the bounds of the gate's table, how they are used up, and which clients are
-beyond them where the gate could not hold them."""
+"""The bounds of users and jobs in the gate's table: their use, and the clients beyond them that the gate could not
+hold."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mpsagent.wire.link import User
 NAMED_PIDS = 3
 """Processes that a reason names."""
 BOUNDS = "max_contexts", "max_clients", "total"
-"""Words of the reasons for which a user waits for places of its own, not for those of others."""
+"""Words of the reasons for which a user waits for the user's own places, not for others' places."""
 Surplus = tuple[Client, str, str]
 """A client, why it is beyond its bound, and the key of the bound."""
 
@@ -30,7 +30,7 @@ def surplus(
     name: str, whose: Rules | Share, clients: Iterable[Client], limits: Callable[[Client], Limits | None],
     devices: Sequence[Device],
 ) -> Iterator[Surplus]:  # fmt: skip
-    """Yield the clients that do not fit beside those before them, by ``max_clients`` and by the totals of ``whose``.
+    """Yield the clients that do not fit in addition to earlier ones, by ``max_clients`` and by ``whose`` totals.
     Limits that are not known (None) count in no total, and clients that have made no context nowhere."""
     most, total, count, fitting = whose.max_clients, whose.total(devices), 0, list[Limits]()
     for client in filter(attrgetter("counts"), clients):
@@ -46,7 +46,7 @@ def surplus(
 
 
 class Use(NamedTuple):
-    """Of the server's places. ``contexts``: of each user; ``full``: there is no place left."""
+    """Use of the server's places. ``contexts``: of each user; ``full``: all places are taken."""
 
     table: Mapping[int, User]
     contexts: dict[int, int]
@@ -65,7 +65,7 @@ def use_of(view: View) -> Use:
 
 
 def bound(view: View, uid: int, line: Sequence[Held], use: Use) -> Reason | None:
-    """What keeps the gate from handing over the next connection of a user whom the table names."""
+    """Return the reason for which the gate does not hand over the next connection of a user in the table."""
     user, mine = use.table.get(uid), [one for one in view.state.clients_of_user(uid) if one.counts]
     if user is not None and user.max_contexts is not None and use.contexts.get(uid, 0) >= (most := user.max_contexts):
         text = f"this user may have {most} context{'s' * (most > 1)} on a server at a time"

@@ -1,5 +1,5 @@
-"""What a user's clients may do beside their limits: how long, how idle while other users wait, and what becomes of one
-that MPS does not hold to its limits. How many of them there may be is the gate's to keep (see
+"""The bounds of a user's clients in addition to their limits: how long they run, how idle they are while other users
+wait, and the end of a client that MPS does not hold to its limits. The gate bounds the number of clients (see
 :mod:`mpsagent.core.admission`)."""
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 @dataclass(frozen=True, slots=True)
 class Memory:
     """``warned``: servers whose clients came near the most that a server takes (48 since Volta; recording 02);
-    ``beyond``: clients of which was said that they are beyond their limits, and by which means; ``lifting``: processes
-    whose environment was spoken of."""
+    ``beyond``: clients that were reported as beyond their limits, and by which means; ``lifting``: processes
+    whose environment was reported."""
 
     warned: frozenset[int] = frozenset()
     beyond: frozenset[tuple[int, str]] = frozenset()

@@ -55,8 +55,8 @@ RETRY = 1.0
 
 
 class Step(NamedTuple):
-    """What is to be done now, and what happened. ``mistakes``: rules and reducers that failed, each with its exception;
-    the others have done their part all the same."""
+    """Actions to do now, and transitions. ``mistakes``: rules and reducers that failed, each with its exception; the
+    others have still done their part."""
 
     actions: tuple[act.Action, ...]
     transitions: tuple[Transition, ...]
@@ -65,7 +65,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OfLane:
-    """What the rules about one control daemon remember."""
+    """The memory of the rules about one control daemon."""
 
     faults: faults.Memory = field(default_factory=faults.Memory)
     relayed: relayed.Memory = field(default_factory=relayed.Memory)
@@ -82,7 +82,7 @@ class OfLane:
 
 @dataclass(frozen=True, slots=True)
 class Memories:
-    """What the rules about users remember, and those about daemons for each lane."""
+    """The memory of the rules about users, and of the rules about control daemons for each lane."""
 
     usage: usage.Memory = field(default_factory=usage.Memory)
     turns: turn_memory.Memory = field(default_factory=turn_memory.Memory)
@@ -94,7 +94,7 @@ class Memories:
 
 
 class Core:
-    """One instance of MPS under one policy."""
+    """The engine of an instance of MPS under one policy."""
 
     def __init__(self, state: State | None = None) -> None:
         self.state = state or State()
@@ -109,7 +109,7 @@ class Core:
         """What they have answered."""
         self._parts: tuple[State, Mapping[Key, State]] | None = None
         self._retry: dict[tuple[str, Where], float] = {}
-        """By rule in which a mistake showed, and lane: when it is asked again."""
+        """The time when a rule with a mistake is asked again, by rule and lane."""
         self._mistakes: list[tuple[str, Exception]] = []
         self._settled: dict[Key, tuple[View, OfLane, float | None]] = {}
         """By lane, of several: what its rules saw and remembered when they decided nothing more, and until when."""
@@ -311,7 +311,7 @@ class Core:
         return decision
 
     def _take(self, wanted: EndClient | inp.Begun, now: float) -> tuple[act.Action, ...]:
-        """Put a client on the ladder of its lane, or return the report of one that is not enforced."""
+        """Put a client on the ladder of its lane, or return the report of an end that is not enforced."""
         client = self.state.clients.get(wanted.pid)
         lane = None if client is None else client.lane
         try:

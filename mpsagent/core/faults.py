@@ -1,4 +1,4 @@
-"""FAULT ends by itself: who has a sticky error gets ``hang.fault`` to leave, then is signalled.
+"""FAULT ends by itself: a client with a sticky error gets ``hang.fault`` to leave, then is signalled.
 
 A server in FAULT refuses all new clients on every GPU it serves until every client that it listed has exited; one that
 ignores its error blocks the GPU without end (recording 02, R4). All listed clients are alike: the log often names the
@@ -65,7 +65,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
             wakes.append(now + FORCE_AFTER)
         elif now < (at := force_at.get(server.pid, since + 2 * FORCE_AFTER)):
             wakes.append(at)
-        elif server.pid not in force_at or view.policy.enforce_hang:  # one that is only reported is reported once
+        elif server.pid not in force_at or view.policy.enforce_hang:  # a step that is only reported is reported once
             force_at[server.pid] = now + FORCE_AGAIN
             wakes.append(now + FORCE_AGAIN)
             todo.append(_force(view, server))

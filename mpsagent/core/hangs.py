@@ -1,4 +1,4 @@
-"""Nothing hangs for ever: the control daemon and its servers are resumed, killed, started again.
+"""Nothing hangs indefinitely: the control daemon and its servers are resumed, killed, started again.
 
 The daemon is single-threaded and blocks on its servers: a stopped server makes it answer nothing, and SIGKILL of that
 server frees it at once (recording 06, V3). A stopped daemon is beyond help from inside; its servers exit with it and a
@@ -30,8 +30,8 @@ QUERY_EVERY = 120.0
 BACKOFF_MOST = 60.0
 STABLE_AFTER = 60.0
 GIVE_UP_AFTER = 8
-"""Starts in a row that did not last ``STABLE_AFTER`` seconds, until who waits is refused. The next ones are
-``BACKOFF_MOST`` seconds apart: what was wrong may have been a full disk or a driver that was being installed."""
+"""Starts in a row that did not last ``STABLE_AFTER`` seconds, until waiting users are refused. The next ones are
+``BACKOFF_MOST`` seconds apart: the cause may have been a full disk or a driver that was being installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Memory:
     steps: Mapping[int, tuple[int, float]] = field(default_factory=dict)
     queried_at: float | None = None
     meant: bool = False
-    """Its end was asked for: a `quit`, the agent's included, is no crash."""
+    """True if its end was asked for: a `quit`, the agent's included, is not a crash."""
     stopped: Mapping[int, float] = field(default_factory=dict)
     """By pid of the control daemon and its servers: since when a process is seen stopped. Their silence would be
     noticed only when the agent asks something; who waits in a list or comes to such a server asks nothing."""
@@ -90,7 +90,7 @@ def _start(view: View, memory: Memory, now: float) -> tuple[Memory, list[act.Act
     if memory.up_since is not None:  # it ran until just now
         attempts = memory.attempts if now - memory.up_since < STABLE_AFTER and not memory.meant else 0
         memory = Memory(attempts=attempts, retry_at=now + _wait(attempts))
-    if view.each and not memory.start_asked:  # it is not wanted here any more, so nobody is to be refused for it
+    if view.each and not memory.start_asked:  # it is no longer wanted here, so no user is refused for it
         return Memory(), [], None
     if view.state.drain is not None or memory.start_asked or not view.wanted:
         return memory, [], None
@@ -111,7 +111,7 @@ def _start(view: View, memory: Memory, now: float) -> tuple[Memory, list[act.Act
 
 
 def _wait(attempts: int) -> float:
-    """Seconds from the last of so many starts in a row, or its daemon's end, to the next one."""
+    """Return the seconds from the last start in a row of ``attempts``, or its daemon's end, to the next start."""
     return min(2.0 ** (attempts - 1), BACKOFF_MOST) if attempts else 0.0
 
 
@@ -228,7 +228,7 @@ def _stopped(view: View) -> list[int]:
 def _ways_out(
     view: View, memory: Memory, suspects: list[_Suspect], now: float
 ) -> tuple[Memory, list[act.Action], float | None]:
-    """One step for each hang that is over its deadline: resume what is stopped, kill the server, kill the daemon."""
+    """Return a step for each hang that is over its deadline: resume the process, kill the server, kill the daemon."""
     keys = {s.key for s in suspects}
     steps = {key: step for key, step in memory.steps.items() if key in keys}
     todo: list[act.Action] = []

@@ -39,7 +39,7 @@ Message = TypeVar("Message", bound=link.FromGate)
 
 
 class Remembered(NamedTuple):
-    """What an earlier agent knew of a client, in the engine's clock; the fields are those of
+    """A client as an earlier agent knew it, in the engine's clock; the fields are those of
     :class:`mpsagent.core.model.Client`."""
 
     since: float
@@ -57,9 +57,9 @@ class Remembered(NamedTuple):
 
 
 class GateSaid(NamedTuple, Generic[Message]):
-    """A message of the gate, its times in the engine's clock. The agent adds what the gate does not know: of a process
-    that passed earlier the ``command``, and what an earlier agent knew of it, ``earlier``; of each its ``lineage``, see
-    :class:`Peer`."""
+    """A message of the gate, its times in the engine's clock. The agent adds information that the gate does not have:
+    of a process that passed earlier the ``command``, and ``earlier``, the knowledge of an earlier agent; of each its
+    ``lineage``, see :class:`Peer`."""
 
     at: float
     what: Message
@@ -234,7 +234,8 @@ class EndOrdered(NamedTuple):
 
 class DrainOrdered(NamedTuple):
     """``until`` None: running work may take as long as it wants. ``since`` is earlier than ``at`` when an earlier agent
-    was told. ``restart``: until the control daemon has ended, and no longer. ``by``: the uid that ordered it."""
+    received the order. ``restart``: until the control daemon has ended, and no longer. ``by``: the uid that ordered
+    it."""
 
     at: float
     since: float

@@ -1,9 +1,9 @@
-"""Which users have a control daemon of their own, with ``sharing = "apart"``: who is held gets one, and it goes when it
-has ended and nothing waits for it.
+"""The users' own control daemons, with ``sharing = "apart"``: a held user gets one, and it is removed when it has ended
+and nothing waits for it.
 
 Where the policy had another way of sharing before, users who work on the control daemon of all keep it until their last
 client has ended, and all others get their own at once. These end before that of all starts again: a policy with another
-way of sharing than this one takes effect when no client of theirs is left. So no user works in both ways.
+way of sharing than this one takes effect when none of their clients is left. So no user works in both ways.
 """
 
 from __future__ import annotations

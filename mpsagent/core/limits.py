@@ -22,7 +22,7 @@ PROMISE = "promise 1: every client gets exactly its policy"
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """``seen``: servers that have been held against the policy; ``differs``: those that started with something else;
+    """``seen``: servers that have been held against the policy; ``differs``: servers that started with other limits;
     ``begun``: when this agent looked first."""
 
     seen: frozenset[int] = frozenset()

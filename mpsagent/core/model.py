@@ -103,8 +103,8 @@ class Attachment:
 
 
 class Doubt(NamedTuple):
-    """Whether a server has a fatal fault is not known ``until`` then, because a client has died at work. ``since``: the
-    first of those that died one after the other."""
+    """A doubt about a server ``until`` then: a client has died at work, perhaps of a fatal fault. ``since``: the first
+    of the clients that died one after the other."""
 
     since: float
     until: float
@@ -178,13 +178,13 @@ class Client:
     since: float
     waited: float = 0.0
     limits: Limits | None = None
-    """Those of its last hand-over; None: unknown. A limit that is not known is never the reason for an end."""
+    """The limits of its last hand-over; None: unknown. A limit that is not known is never the reason for an end."""
     most_memory: Mapping[int, int] | None = None
     """Bytes by device: the most that any of its hand-overs gave it; None: unknown."""
     fail_safe: bool = False
     connections: int = 1
     at_gate: int | None = None
-    """How often it passed the present gate, as far as that has told; None: this gate has not told of it."""
+    """Number of times that it passed the present gate, as reported by the gate; None: the gate has not reported it."""
     server: int | None = None
     """The server whose log named it last, also when that log says that it has left."""
     said_left: float | None = None
@@ -195,7 +195,7 @@ class Client:
     terminated: float | None = None
     """When ``terminate_client`` was answered for it. Asked again, the daemon answers nothing until it exits (X8)."""
     held: bool = False
-    """Its files of the GPU are held since then, so that its exit harms no other client."""
+    """True if its files of the GPU are held, so that its exit harms no other client."""
     outcome: Outcome = Outcome.OK
     """What is known so far of how it will have ended."""
     lease: int | None = None
@@ -206,8 +206,8 @@ class Client:
     frozen: float | None = None
     """Since when it is frozen, because its user is paused; also where its owner had stopped it before."""
     counts: bool = True
-    """It takes a place, and a share of the totals of its user and its job. False: the gate says that it has made no
-    context for a while."""
+    """True if it takes a place, and a share of the totals of its user and its job. False: the gate reports that it has
+    made no context for a while."""
     counted: float | None = None
     """When it came to count again, because its first context was handed over."""
     use: Use = field(default_factory=Use)

@@ -58,7 +58,7 @@ class Outsider(NamedTuple):
 def outside(
     listed: Iterable[Sighting], ours: Collection[str], inside: Mapping[int, int | None]
 ) -> tuple[Sighting, ...]:
-    """Those on our devices who are not ``inside``: by pid, with the start time where that is known. A process that
+    """Return the processes on our devices that are not ``inside``: by pid, with the start time if known. A process that
     draws on the screen is left out, and so is a client of MPS without memory: NVML lists it on every GPU until it has a
     context on one."""
     found: dict[int, Sighting] = {}

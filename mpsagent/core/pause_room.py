@@ -116,7 +116,7 @@ def unlimited(view: View, uid: int) -> bool:
 
 
 def _used(state: State, device: Device) -> int:
-    """What NVML says; of a client that it does not name, its limit, if that is known."""
+    """Return the memory in use by NVML; for a client that NVML does not list, its limit, if that is known."""
     seen = sum(sizes.get(device.uuid, 0) for sizes in state.memory.values())
     unseen = (client for client in state.clients.values() if client.pid not in state.memory and client.counts)
     return seen + sum(one.limits.memory.get(device.ordinal, 0) for one in unseen if one.limits is not None)

@@ -19,10 +19,10 @@ NOWHERE = "the policy has no instance for this user: none names the user or a gr
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An instance as placement sees it. ``there``: users who work or wait there; ``admitted``: users whom the gate lets
-    in there, who may all have left; ``clients``: processes that work or wait; ``memory``: what those at work may take,
-    as a share of the GPUs' memory; ``able``: it serves, or will soon; ``exclusive``: the section of an instance that
-    serves one GPU in EXCLUSIVE_PROCESS mode."""
+    """An instance as placement sees it. ``there``: users who work or wait there; ``admitted``: users whom the gate
+    admits there, who may all have left; ``clients``: processes that work or wait; ``memory``: the limits of those at
+    work, as a share of the GPUs' memory; ``able``: it serves, or will soon; ``exclusive``: the section of an instance
+    that serves one GPU in EXCLUSIVE_PROCESS mode."""
 
     name: str
     users: tuple[str, ...] = ()
@@ -102,8 +102,8 @@ def named(policy: Policy) -> Place:
 def place_of(
     policy: Policy, view: View, told: Mapping[int, Collection[tuple[int, int]]] = {}, *, lost: bool = False
 ) -> Place:
-    """An instance by its policy and its state. ``told``: by user, processes (pid, start) that the gate has told of
-    already, and the state may not have yet. ``lost``: one of its GPUs is."""
+    """Return an instance as a place, from its policy and its state. ``told``: processes (pid, start) by user that the
+    gate has reported already, and the state may not have yet. ``lost``: one of its GPUs is lost."""
     state = view.state
     processes = {(c.pid, c.peer.start): c.uid for c in state.clients.values()}
     processes |= {(held.peer.pid, held.peer.start): held.peer.uid for held in state.held.values()}

@@ -51,7 +51,7 @@ NEVER = {
     "debugged": "it is being debugged, and would run without MPS and without limits",
     "unknown": "it says that it is of a kind that mpsagent does not know",
 }
-"""Why a connection is held and never handed over."""
+"""Reasons for which a connection is held and never handed over."""
 
 
 def reduce(state: State, event: inp.Input | Done) -> tuple[State, list[tr.Transition]]:
@@ -182,7 +182,7 @@ def _remembered(peer: inp.Peer, earlier: inp.Remembered, lane: Key) -> Client:
 
 
 def _client_remembered(state: State, event: inp.ClientRemembered, out: Out) -> State:
-    """The gate is told of it by the rule ``relayed``. Whether it has left its server meanwhile, MPS is asked."""
+    """Add the client. The rule ``relayed`` reports it to the gate. MPS is asked if it has left its server meanwhile."""
     if _is_client(state, event.peer):
         return state
     state = _another(state, event.peer, event.at, out)

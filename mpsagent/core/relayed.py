@@ -32,9 +32,9 @@ RULE = "a client that MPS lists and the gate has not seen counts, too"
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """``told``: the gate has been told of all that were seen until then; ``beyond``: since when a client is too
-    many; ``gate``: the gate (pid and time of the link) that was told of ``clients`` (pid and start time), which it had
-    not named."""
+    """``told``: all clients that were seen until then have been reported to the gate; ``beyond``: since when a client
+    is too many; ``gate``: the gate (pid and time of the link) to which ``clients`` (pid and start time) were reported,
+    which it had not named."""
 
     told: float = float("-inf")
     beyond: Mapping[int, float] = field(default_factory=dict)
@@ -76,21 +76,21 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
 
 
 def note(memory: Memory, done: act.Done) -> Memory:
-    """The gate is told again what it did not read."""
+    """Forget a message that the gate did not read, so that it is sent again."""
     if done.ok or not isinstance(done.action, act.TellGate) or not isinstance(done.action.message, Found):
         return memory
     return replace(memory, clients=memory.clients - {(done.action.message.pid, done.action.message.start)})
 
 
 def _gate_of(view: View, memory: Memory) -> Memory:
-    """Return the memory for the present gate: another gate, or another link, is told of everything."""
+    """Return the memory for the present gate: another gate, or another link, gets everything again."""
     gate = view.state.gate
     told = None if gate is None else (gate.pid, gate.since)
     return memory if memory.gate == told else replace(memory, gate=told, clients=frozenset())
 
 
 def _unnamed(view: View, memory: Memory) -> list[Client]:
-    """Return the clients that the present gate has not named, though it has said that it has named all: its descriptor
+    """Return the clients that the present gate has not named, though it reported that it has named all: its descriptor
     store was lost, for example because gate and agent were stopped, or mpsagent was removed and installed again."""
     if not view.synced:
         return []
@@ -112,8 +112,8 @@ def _confirmed(view: View, told: float) -> dict[int, Seen]:
 
 
 def _found(view: View, pid: int, seen: Seen) -> Found:
-    """MPS has set the limits of the process that it came through: one that no server names, of this user if there is
-    one. If there is none, or several with different limits, they are unknown."""
+    """Return the client with the limits of the process that it came through, as MPS has set them: a process that no
+    server names, of this user if there is one. If there is none, or several with different limits, they are unknown."""
     carriers = [one for one in view.state.clients.values() if view.state.server_of(one.pid) is None]
     carriers = [one for one in carriers if one.uid == seen.uid] or carriers
     given = [one.limits for one in carriers]
@@ -159,8 +159,8 @@ def _crowd(view: View) -> Iterator[Wrong]:
 
 
 def _too_many(view: View, name: str, whose: Rules | Share, mine: list[Client]) -> Iterator[Wrong]:
-    """Those of a user or a job that do not fit beside the older ones. Who has no context yet takes no room. Limits that
-    are not known are no reason for an end."""
+    """Yield clients of a user or a job that do not fit in addition to the older ones. A client without a context takes
+    no room. Unknown limits never end a client."""
     there = [one for one in mine if one.pid not in view.ending and view.state.server_of(one.pid) is not None]
     there.sort(key=lambda one: (one.unseen, one.since, one.pid))
     for client, why, rule in surplus(name, whose, there, lambda one: one.limits, view.state.devices):

@@ -136,8 +136,8 @@ class Sessions:
         return Session(record["seq"], kind, record.get("instance"), uid, pid, began, passed)
 
     def _of(self, kind: str, record: Record, began: float) -> Session:
-        """The open one that the record is about, or a new one that began then. It may have begun when no instance was
-        named, because there was only one."""
+        """Return the open session of the record, or a new session that began then. It may have begun when no instance
+        was named, because there was only one."""
         new = self._new(kind, record, began)
         kind, instance, who = new.key
         if instance is not None and new.key not in self.open and (known := self.open.pop((kind, None, who), None)):

@@ -114,9 +114,9 @@ class ClientLeft(Transition):
 @dataclass(frozen=True, slots=True)
 class ClientConnected(Transition):
     """A process was handed over to MPS for the first time, with these limits, None: unknown. ``handover``: seconds that
-    it took, None where the gate has not said when it began. ``lease``, ``job``: number and name of the lease that it
-    came with. ``unseen``: it was not, MPS has it all the same: it came through another process, or worked before the
-    gate was there."""
+    it took, None if the gate has not reported its begin. ``lease``, ``job``: number and name of the lease that it came
+    with. ``unseen``: it was not handed over and MPS still has it: it came through another process, or worked before
+    the gate was there."""
 
     kind = "client.connected"
     pid: int

@@ -29,8 +29,8 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """``turn``: who has the GPU; ``left``: when the user before had it last; ``served``: when the last turn of users
-    ended, as the queue counts it; ``suspended``: users whose processes are frozen, or are being frozen, since
+    """``turn``: the user with the GPU; ``left``: when the user before had it last; ``served``: when the last turn of
+    users ended, as the queue counts it; ``suspended``: users whose processes are frozen, or are being frozen, since
     when; ``shutdown``: the server that is in the next user's way; ``quit``: control daemon that was asked to quit, and
     when; ``signalled``: clients that were sent the warning of this turn's end, None: it was only put on record, because
     the turn was not to end; ``waits``: why the next turn does not begin yet."""

@@ -1,27 +1,27 @@
 """Taking turns: one user at a time has the GPU, decided by the queue at the gate.
 
 The user whose connection came first is next, or another one by ``priority`` and ``queue``. All processes of the user
-whose turn it is are let in, because a program whose processes wait for each other must never be split. The next user is
-let in when the last process of the one before has ended or left its server.
+whose turn it is are admitted, because a program whose processes wait for each other must never be split. The next user
+is admitted when the last process of the one before has ended or left its server.
 
 =========  ===============================================  ============================================================
 phase      what it is                                       what ends it
 =========  ===============================================  ============================================================
 idle       nothing at work, and no other user wants it      its user comes: open; another one first: shut
 open       its user works, or is on the way                 another one waits: contested; none is at work: idle;
-                                                            10 s in vain while another one or form waits: shut
+                                                            10 s unused while another one or form waits: shut
 contested  another user waits                               switch.after: warned; if it can pause, switch.slice: pausing
 warned     its end is announced                             switch.grace: ending, or late
-late       over, but it goes on ("none", enforce = false)   a policy that ends it: ending
+late       over, but continuing ("none", enforce = false)   a policy that ends it: ending
 pausing    shut out; its processes are frozen               all are: over; not within 10 s: contested, and not paused
 ending     shut out; the ladder for each client, or `quit`  all have gone: over
-shut       shut out; nothing at work                        the gate says that it is so: over
+shut       shut out; nothing at work                        the gate confirms that: over
 =========  ===============================================  ============================================================
 
-With ``sharing = "together"`` or ``"apart"`` there are no turns: admission lets all users in. A policy that wants
-another form of server takes hold when a turn is over: then the control daemon is asked to quit, and a new one is
-started. Nothing is foreseen and nothing raced: the gate lets a user in only when this rule says so, and a turn is over
-when the gate has said that a table without its user is in force (``applied``).
+With ``sharing = "together"`` or ``"apart"`` there are no turns: admission admits all users. A policy that wants
+another form of server takes effect when a turn is over: then the control daemon is asked to quit, and a new one is
+started. Nothing is foreseen and nothing raced: the gate admits a user only when this rule decides so, and a turn is
+over when the gate has reported that a table without its user is in force (``applied``).
 """
 
 from __future__ import annotations
@@ -159,15 +159,15 @@ def _contested(m: Moment) -> float | None:
     if view.contested() is None:
         grace_over = float("-inf") if m.turn.warned is None else m.turn.warned + rules.switch_grace
         if now < grace_over and not all(map(view.identified, view.state.held.users())):
-            return grace_over  # after a restart of the agent the name service is asked who waits
+            return grace_over  # after a restart of the agent the name service is asked for the waiting users
         m.to("open", contested=None, warned=None)
         return None
     fault, known_at = view.faulted(now)
-    if rules.switch_action == "pause" and fault:  # everybody is held until it is over, and then paused
+    if rules.switch_action == "pause" and fault:  # all users are held until it is over, and then paused
         return known_at
     times, kept = deadlines(view, m.turn), _kept(rules)
     if times is None or view.state.drain is not None or now < times[0]:
-        # What was announced does not come then: the next end is announced again, with its grace.
+        # The announced end does not come then: the next end is announced again, with its grace.
         m.to("contested", warned=None)
         return None if times is None or view.state.drain is not None else times[0]
     if m.memory.signalled is None and not kept:

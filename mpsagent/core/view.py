@@ -49,10 +49,10 @@ Phase = Literal["idle", "open", "contested", "warned", "late", "pausing", "endin
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Who has the GPU. ``contested``: since when another user waits for it; ``warned``, ``ending``: when the end of
-    the turn was announced and begun; ``began``: since when its user works; ``tried``: since when the gate has tried to
-    hand its next process over; ``unpausable``: processes (pid, start) that did not stop when they were to be paused;
-    ``no_room``: why they cannot be for who is next; ``ends``: when the policy takes the GPU from it, as things are;
+    """The user with the GPU. ``contested``: since when another user waits for it; ``warned``, ``ending``: when the end
+    of the turn was announced and begun; ``began``: since when its user works; ``tried``: since when the gate has tried
+    to hand its next process over; ``unpausable``: processes (pid, start) that did not stop when they were to be paused;
+    ``no_room``: why they cannot be for the next user; ``ends``: when the policy takes the GPU from it, as things are;
     ``over``: by when it is over then, whatever its processes do."""
 
     uid: int
@@ -322,8 +322,8 @@ class View:
         return share if not self.identified(peer.uid) or self.rules(peer.uid).enforce_limits else None
 
     def bounds(self, peer: Peer) -> Iterator[tuple[str, Rules | Share, tuple[Client, ...]]]:
-        """What bounds a process together with others: its user's rules, and its job's share, with the clients that take
-        a part of it."""
+        """Yield the bounds of a process together with others: its user's rules, and its job's share, with the clients
+        that take a part of it."""
         mine = tuple(one for one in self.state.clients_of_user(peer.uid) if one.counts)
         yield f"user {peer.uid}", self.rules(peer.uid), mine
         if (share := self.job(peer)) is not None:

@@ -41,7 +41,7 @@ class Connection:
     knock: Knock | None = None
     """What the agent was told of it."""
     never: str = ""
-    """Why it is never handed over, see :data:`NEVER`; empty: it is a client's."""
+    """The reason for which it is never handed over, see :data:`NEVER`; empty: it is a client's."""
     extra: int = 0
     """Messages that it has sent although it is never handed over."""
 

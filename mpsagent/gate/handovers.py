@@ -512,7 +512,7 @@ class Handing:
         self.machine = machine
         self.began = self.given = instance.lane.loop.time()
         self.unknown = False
-        """An earlier gate set the limits and did not say which."""
+        """True if an earlier gate set the limits, and they are not known."""
         self._instance = instance
         self._lane = instance.lane
         self._run: Run | None = None

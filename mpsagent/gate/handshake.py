@@ -18,7 +18,7 @@ class Mark(IntEnum):
     """Accepted. The greeting may be out or not."""
     GREETED = 1
     HELD = 2
-    """A CUDA client that has said all it has to say."""
+    """A CUDA client that has sent its whole greeting."""
     PASSING = 3
     """Its descriptor is being sent to it, or was."""
     PASSED = 4
@@ -26,7 +26,7 @@ class Mark(IntEnum):
     DEBUGGED = 5
     """A program that is being debugged. It is held and never handed over."""
     UNKNOWN = 6
-    """It has said something that no driver up to 580 says. The same."""
+    """A program that sent something that no driver up to 580 sends. It is held and never handed over."""
 
     @property
     def may_have_descriptor(self) -> bool:
@@ -52,8 +52,9 @@ class Handshake:
         return self._named or self._may_skip
 
     def message(self, data: bytes, credentials: Credentials | None) -> Kind | str | None:
-        """One message of the peer, with the credentials that came along. What it is; None: that is not clear yet; a
-        text: the connection must be closed, and why. Once it has sent its credentials, no message closes it: the driver
+        """Take in one message of the peer, with the credentials that came along. Return its kind; None: that is not
+        clear yet; a text: the connection must be closed, and why. Once it has sent its credentials, no message closes
+        it: the driver
         would take that for no MPS, and run the program without limits (seen with cuda-gdb on an H100)."""
         self.heard = True
         if not self._named and data == CREDENTIALS:

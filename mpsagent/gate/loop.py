@@ -230,7 +230,7 @@ class Gate:
             instance.lane.pump()  # there is room for one more
 
     def _gave_up(self, known: KnownProcess) -> None:
-        """Tell the agent of a process without a context that takes no share any more, and admit another one."""
+        """Tell the agent of a process without a context that no longer takes a share, and admit another one."""
         self._tell(link.NoContext(known.pid, known.start, known.instance))
         self._pump()
 

@@ -1,8 +1,8 @@
-"""How many places of an instance's servers are taken: contexts, of which a server has 48 on each device. Pure.
+"""The number of places taken of an instance's servers: contexts, of which a server has 48 on each device. Pure.
 
 A hand-over is seen here, the end of a context is not: so what was handed over counts until MPS's own list
 (``get_device_client_list``) says otherwise, which is right 3 ms after a context's end. Channels do not count, primary
-contexts do, and each device has places of its own (docs/measured/2026-11-23-2xH200-580.159.04/contexts-full.txt). A
+contexts do, and each device has its own places (docs/measured/2026-11-23-2xH200-580.159.04/contexts-full.txt). A
 process has one place from its hand-over on, so that its first context finds it; on which device a context will be the
 list alone says. A process that has made no context for a while gives that place back, and its share of every total: it
 is a launcher, such as torchrun, and its ranks need both. Its first context waits for room then, like a new process.
@@ -54,15 +54,15 @@ class KnownProcess:
     restored: bool = False
     """An earlier gate knew it, and may have died in its first hand-over, which this gate then counts again."""
     context: bool = False
-    """It has asked for a context: its first connection is its channel, each further one is a context."""
+    """True if it has asked for a context: its first connection is its channel, each further one is a context."""
     counts: bool = True
-    """It takes a place, and a share of the totals of its user and its job."""
+    """True if it takes a place, and a share of the totals of its user and its job."""
     listed: Counter[int] = field(default_factory=Counter)
     opened: list[float] = field(default_factory=list)
     most: Limits | None = None
     fail_safe: bool = False
     unseen: bool = False
-    """It came through another process, and has not passed itself."""
+    """True if it came through another process, and has not passed itself."""
 
     def given(self, limits: Limits | None) -> None:
         """Note a further hand-over, which is that of a context, and its limits."""
@@ -89,15 +89,15 @@ class KnownProcess:
 
 
 class Places:
-    """Of one instance. ``doubtful``: an earlier gate has handed over processes here, and how many contexts they have
-    only MPS knows."""
+    """Places of one instance. ``doubtful``: an earlier gate has handed over processes here, and only MPS knows the
+    number of their contexts."""
 
     def __init__(self) -> None:
         self.doubtful = False
         self.of_user = Counts()
         """Known processes."""
         self.counted = Counts()
-        """Of these, the ones that count."""
+        """Known processes that count."""
         self._processes: dict[Process, KnownProcess] = {}
         self._others: Counter[int] = Counter()
         """Contexts by device of processes that are not known: they have ended, or have not passed here."""

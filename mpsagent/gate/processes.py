@@ -31,7 +31,7 @@ class _Watched:
 @dataclass(eq=False, repr=False)
 class KnownProcesses:
     """``ended`` hears of each end, after the process is known no more; ``gave_up`` of each process that has made no
-    context for a while and does not count any more."""
+    context for a while and no longer counts."""
 
     _loop: asyncio.AbstractEventLoop
     _queue: Queue
@@ -70,7 +70,7 @@ class KnownProcesses:
         )  # fmt: skip
 
     def _name(self, known: KnownProcess) -> str:
-        """Return the name in the store, which says what a later gate is to know of this process."""
+        """Return the name in the store, which carries the knowledge of this process to a later gate."""
         limits = None if known.most is None else known.limits
         own = self._queue.is_own(known.process)
         of = known.uid, known.gid, known.start, known.since, limits, known.instance

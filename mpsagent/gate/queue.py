@@ -42,8 +42,8 @@ class Held:
     """A CUDA connection that waits. ``connection`` grows with the time of arrival. ``not_before``: it pauses after a
     failed hand-over until then; ``pause`` is the last pause's length. ``instance``: where it waits, None: nowhere yet;
     ``busy``: it is being handed over there; ``asked``: the instance that alone may serve it (apart, as its user's),
-    because it came in that one's own directory, or because its process has passed there. ``never``: it is no client's,
-    stands in no line, and is never handed over."""
+    because it came in that one's own directory, or because its process has passed there. ``never``: it is not a
+    client's, waits in no line, and is never handed over."""
 
     connection: int
     pid: int
@@ -226,11 +226,11 @@ class Queue:
         return next((name for name, places in self._places.items() if places.of_user[uid]), None)
 
     def is_own(self, process: Process) -> bool:
-        """Return whether it was, or is being, handed over with limits of its own, not those of its user."""
+        """Return whether it was, or is being, handed over with its own limits instead of its user's limits."""
         return process in self._own
 
     def keep_own(self, process: Process) -> None:
-        """Note that an earlier gate handed it over with limits of its own. Its job, if that is bounded, is in the
+        """Note that an earlier gate handed it over with its own limits. Its job, if that is bounded, is in the
         table."""
         self._own[process] = ""
 
@@ -441,14 +441,14 @@ class Queue:
                 yield from islice((one for one in first.values() if places.beyond(one.process, most, one.since)), 1)
 
     def _admits(self, user: User, uid: int, instance: str) -> bool:
-        """Whether a new process of this user may pass."""
+        """Return whether a new process of this user may pass."""
         if user.admit != "all":
             return False
         return user.max_clients is None or self.places(instance).counted[uid] < user.max_clients
 
     def _counting(self, line: dict[int, Held], user: User, admissions: Admissions) -> Iterator[Held]:
-        """Connections of known processes: any of one that counts; of one that does not, if its user and its job have
-        room for it."""
+        """Yield connections of known processes: all of a counted process; of another process, if its user and its job
+        have room for it."""
         full: set[Process] = set()
         for held in line.values():
             if not self._known[held.process].counts and held.process not in full:

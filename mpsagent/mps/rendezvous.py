@@ -40,7 +40,7 @@ class Kind(IntEnum):
     so nothing else may be passed on to it."""
 
     UNKNOWN = 0
-    """Anything that is not one of these; nobody says it."""
+    """Any other message; no known driver sends one."""
     SERVER = 1
     CLIENT = 2
     DEBUGGER = 3

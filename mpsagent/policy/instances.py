@@ -56,8 +56,8 @@ def _may_split(one: Policy) -> bool:
 
 
 def _by_mode(one: Policy, machine: Sequence[Device], exclusive: Collection[str]) -> Iterator[Policy]:
-    """A GPU in EXCLUSIVE_PROCESS mode belongs to one control daemon, so it gets an instance of its own, in which users
-    take turns. The section's own instance keeps all other GPUs, or the first such GPU if there is no other one."""
+    """A GPU in EXCLUSIVE_PROCESS mode belongs to one control daemon, so it gets its own instance, in which users
+    take turns. The section's own instance keeps all other GPUs, or the first such GPU if all GPUs are in that mode."""
     if not _may_split(one) or not exclusive:
         yield one
         return
@@ -102,8 +102,8 @@ def of(policy: Policy, name: str) -> Policy:
 
 
 def without_section(policy: Policy, instance: Policy) -> Policy:
-    """Return the policy for an instance that runs and whose section the policy does not have any more: its rules for
-    users hold, and the settings of the instance stay as they are."""
+    """Return the policy for an instance that runs and whose section the policy no longer has: its rules for users
+    hold, and the settings of the instance stay as they are."""
     kept = {key.field: getattr(instance, key.field) for key in KEYS if key.scope is Scope.INSTANCE}
     found = replace(of(policy, instance.instance), **kept)
     return replace(_in_turns(found), exclusive=instance.exclusive) if instance.exclusive else found

@@ -381,7 +381,7 @@ class Policy:
         return [self.settings[path] for path in paths if path in self.settings]
 
     def _enforced(self, key: Key, levels: Sequence[Path]) -> list[Setting]:
-        """`enforce` of a user or a group stands for limits and turns; [user.NAME] switch.enforce for turns alone. Hangs
+        """`enforce` of a user or a group means limits and turns; [user.NAME] switch.enforce for turns alone. Hangs
         and faults concern all users of a control daemon, so no user has an `enforce` for them."""
         masters = [setting for setting in self._lookup(MASTER) if not setting.value]
         paths: list[Path] = []

@@ -32,7 +32,7 @@ def words(policy: Policy) -> str:
 
 
 def exclusive(policy: Policy) -> str | None:
-    """Return why users take turns although the policy does not say so; None: there is no such reason."""
+    """Return the reason for which users take turns against the policy's ``sharing``; None: they do not."""
     if not policy.exclusive:
         return None
     gpu, which = (f"GPU {policy.devices[0]}", f" -i {policy.devices[0]}") if policy.devices else ("the GPU", "")

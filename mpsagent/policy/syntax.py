@@ -41,7 +41,7 @@ _WRITTEN = (
     (r"=\s*\d+,\d+\s*(?:#.*)?$", "a number has a point and no comma: 33.3"),
     (r"=\s*\d+(?:\.\d+)?\s*%", 'a part of the memory needs quotes: "25%"; threads has no percent sign: 25'),
 )
-"""What stands on a line that is no TOML, and the better hint."""
+"""Patterns of lines that are not TOML, each with a better hint."""
 _LONG_KEY = ("a key has too many parts", "a key of a policy has at most four parts, as in user.alice.switch.after")
 _DEEP = ("brackets within brackets without end", "no value of a policy needs that")
 _NUMBER = ("a number is too long", "write numbers with a few digits")

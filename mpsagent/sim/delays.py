@@ -83,8 +83,8 @@ class Delays:
 
     def leaving(self, others: int) -> float:
         """Return the time from the answer to terminate_client until the client's work has left the GPU, which is also
-        at work for ``others``. It takes no time beside a few (04, 06), and up to 1.5 s, one launch of a graph, beside
-        14 (recording 16)."""
+        at work for ``others``. It takes no time among a few (04, 06), and up to 1.5 s, one launch of a graph, among 14
+        (recording 16)."""
         return self._between(300, 1500) if others >= self.busy_from else 0.0
 
     def late_fault(self) -> float:

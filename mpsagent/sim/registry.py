@@ -38,7 +38,7 @@ def _device() -> int:
 
 
 def open_device() -> None:
-    """As every CUDA program does when it begins: `dev/nvidia-uvm` beside the directory stands for the device's file.
+    """Open the device as a CUDA program does when it begins: `dev/nvidia-uvm` next to the directory is its file.
     Its byte with the number of the process is locked until the last duplicate of the descriptor is closed, as the
     driver keeps the memory of a process until then."""
     try:
@@ -48,7 +48,7 @@ def open_device() -> None:
 
 
 def is_open(pid: int) -> bool:
-    """Return whether the device is open by a process, or by another one that has duplicates of its descriptors."""
+    """Return whether the device is open by a process, or by another process with duplicates of its descriptors."""
     try:
         fd = _device()
     except OSError:

@@ -1,8 +1,8 @@
 """The GPUs as CUDA numbers them, asked at each start of a control daemon by a short-lived helper; and simulated ones.
 
-After a driver error NVML and libcuda can hang for ever, even beyond SIGKILL: the agent never loads them. The helper's
-pipe directory does not exist, so that it is never a client of MPS. What changes while the GPUs work is asked in
-:mod:`mpsagent.system.nvml`.
+After a driver error NVML and libcuda can hang indefinitely, even beyond SIGKILL: the agent never loads them. The
+helper's pipe directory does not exist, so that it is never a client of MPS. :mod:`mpsagent.system.nvml` reads the
+values that change while the GPUs work.
 """
 
 from __future__ import annotations

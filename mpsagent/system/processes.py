@@ -22,7 +22,7 @@ from mpsagent.gate.identity import start_time as start_time
 LONGEST_LINEAGE = 64
 NS_GET_PARENT, NS_GET_OWNER_UID = 0xB702, 0xB704  # linux/nsfs.h
 PIDFD_GETFD = 438
-"""Its system call, the same on every architecture; Python has no function for it."""
+"""The number of its system call, the same on every architecture; Python has no function for it."""
 TICKS = os.sysconf("SC_CLK_TCK")
 _UNKNOWN = psutil.Error, OSError, ValueError  # it has gone, may not be asked, or no process has such a number
 

@@ -138,7 +138,7 @@ def _pipe(stack: ExitStack) -> tuple[Any, Any]:
 def start_process(
     argv: Sequence[str], environment: Mapping[str, str], stdin: int, out: int, err: int, blocked: Collection[int] = ()
 ) -> tuple[int, int]:
-    """Return pid and pidfd of a new process, in a process group of its own so that whatever it starts can die with it.
+    """Return pid and pidfd of a new process, in its own process group, so that its own child processes can die with it.
     ``blocked``: signals that do not reach it."""
     pid = os.posix_spawn(
         argv[0],

@@ -1,4 +1,4 @@
-"""What of a good policy the MPS of this machine cannot do: NVIDIA's program is asked, before anything is touched."""
+"""The keys of a good policy that this machine's MPS does not support: NVIDIA's program is asked, before any change."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Knock:
     """A CUDA connection is held. A pidfd comes along unless the process has gone already. ``instance`` None: the tables
     name its user nowhere, and the agent says where it belongs by naming it in one. ``asked``: the instance that alone
     may serve it: it came in that one's own directory (``placement = "own"``), or its process has passed there; None:
-    each instance may. ``never``: ``debugged`` or ``unknown``, by what its process says that it is. It
+    each instance may. ``never``: ``debugged`` or ``unknown``, by its process's own greeting. It
     is held and never handed over: MPS would not serve it, and if it is closed, the program runs without MPS."""
 
     kind: ClassVar[str] = "knock"
@@ -115,9 +115,9 @@ class Handing:
 @dataclass(frozen=True, slots=True)
 class Passed:
     """The client has the descriptor. ``acknowledged`` False: it has not confirmed in time, or before it hung up, that
-    it has met its server, and lives; its connection was used up for it, and it counts until it ends. ``status``: what
-    it says of that meeting, 0 for well or a CUDA error; 807 in FAULT (measured on an H100, answer 8). ``limits`` None:
-    an earlier gate began the hand-over, and its limits are not known."""
+    it has met its server, and lives; its connection was used up for it, and it counts until it ends. ``status``: its
+    report of that meeting, 0 for success or a CUDA error; 807 in FAULT (measured on an H100, answer 8). ``limits``
+    None: an earlier gate began the hand-over, and its limits are not known."""
 
     kind: ClassVar[str] = "passed"
     connection: int
@@ -311,9 +311,9 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The process has left its server: it is not known any more, and its next connection is that of a new client, at
-    the same instance. Not if it has passed since: ``connections`` is how often it had passed this gate, as far as the
-    gate has told the agent; None: whatever it does."""
+    """The process has left its server: it is no longer known, and its next connection is that of a new client, at the
+    same instance. Not if it has passed since: ``connections`` is how often it had passed this gate, as far as the gate
+    has reported; None: in any case."""
 
     kind: ClassVar[str] = "release"
     pid: int
@@ -323,8 +323,8 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A process is a client of the instance, and this gate has not told of it: it came through another process, or
-    passed an earlier gate that left nothing behind. From now on it is known, counts for its user, and is told of as
+    """A process is a client of the instance, and this gate has not reported it: it came through another process, or
+    passed an earlier gate that left nothing behind. From now on it is known, counts for its user, and is reported as
     :class:`Known`. ``limits``, ``most``, ``connections``: as there."""
 
     kind: ClassVar[str] = "found"
