@@ -52,7 +52,7 @@ class Node:
         if self._init.stdout.readline() != "ready\n":
             pytest.skip("no namespaces here")
         children = Path(f"/proc/{self._init.pid}/task/{self._init.pid}/children").read_text()
-        self._enter = ["nsenter", "-t", children.split()[0], "-m", "-p", "--"]
+        self._enter = ["nsenter", "-t", children.split()[0], "-m", "-p", "-r", "--"]
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -50,7 +50,7 @@ _GOOD = {
     "over_limits": ['"report"', '"memory"', '"terminate"'],
     "otherwise": ['"none"'],
     "apart_users": ["1", "128"],
-    "devices": ["[]", '["GPU-a", "MIG-b"]'],
+    "devices": ["[]", '["GPU-a", "GPU-b"]', '["MIG-b"]'],
     "users": ['["alice", "7"]', "[]"],
     "groups": ['["staff"]'],
     "placement": ['"fixed"', '"least-loaded"', '"own"'],
