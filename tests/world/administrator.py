@@ -187,7 +187,8 @@ class Administered(trouble.Troubled):
             kernel.disk = what
             kernel.after(float(fault.call), self.mend)
         elif what == "drain":
-            self.order("a drain", {"order": "drain"}, self.is_drained)
+            at = kernel.now
+            self.order("a drain", {"order": "drain"}, lambda: self.is_drained(at))
         elif what == "resume":
             self.drained = None
             self.order("resume", {"order": "resume"})
@@ -229,8 +230,9 @@ class Administered(trouble.Troubled):
         self.kernel.disk = ""
         self.judges.faults.append((self.kernel.now, "disk"))
 
-    def is_drained(self) -> None:
-        self.drained = self.kernel.now
+    def is_drained(self, asked: float) -> None:
+        if not any(one.what == "resume" and one.at > asked for one in self.orders):
+            self.drained = self.kernel.now
 
     def order(self, text: str, body: dict[str, object], then: Callable[[], object] = lambda: None, by: int = 0) -> None:
         def over(order: Order) -> None:
