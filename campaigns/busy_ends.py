@@ -30,13 +30,11 @@ import json
 import os
 import re
 import select
-import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -49,7 +47,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from campaigns.begin import uuids
-from campaigns.busy_place import ALICE, CROWDS, FAULT, Program, Programs, compiled, end_all, facts, wait_for
+from campaigns.busy_place import ALICE, CROWDS, FAULT, Program, Programs, add_options, end_all, facts, lanes
 from mpsagent.mps.session import Session
 from tests.conformance import rig as rigs
 from tests.conformance.processes import Log
@@ -535,46 +533,22 @@ def main() -> int:
     parser.add_argument("--rules", type=words, default=[])
     parser.add_argument("--victims", type=words, default=VICTIMS)
     parser.add_argument("--crowd", choices=CROWDS, default="light", help="neighbours in `people`")
-    parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--first", type=int, default=0, help="the first GPU")
-    parser.add_argument("--sim", action="store_true", help="on the simulator")
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--people", type=float, default=0.3, help="their part of the time")
     parser.add_argument("--pool", type=int, default=6, help="victims that are being prepared")
-    parser.add_argument("--client", default="", help="busy_client.cu as a program; compiled if not given")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or "."))
-    for name, kind in (("--base", Path), ("--lane", int), ("--until", float)):
-        parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
+    add_options(parser)
     options = parser.parse_args()
     if options.lane is not None:
         return lane(options)
-    if os.getuid() != 0:
-        print("clients of several users are started here: run this as root", file=sys.stderr)
-        return 2
     begun = time.time()
-    options.out.mkdir(parents=True, exist_ok=True)
-    out = options.out.resolve()
-    base = Path(tempfile.mkdtemp(prefix="busy", dir="/tmp"))
-    base.chmod(0o755)
-    try:
-        client = compiled(options.client, base, options.sim)
-        command = [sys.executable, __file__, *sys.argv[1:], "--out", str(out), "--base", str(base)]
-        command += ["--client", str(client), "--until", str(begun + options.seconds)]
-        lanes = [subprocess.Popen([*command, "--lane", str(number)]) for number in range(options.gpus)]
-        wait_for(lanes, options.seconds + 25)
-        ends = []
-        for path in sorted(out.glob("ends-*.jsonl")):
-            ends += [json.loads(line) for line in path.read_text().splitlines()]
-            path.unlink()
-        (out / "plan.json").unlink(missing_ok=True)
-        (out / "ends.jsonl").write_text("".join(json.dumps(one) + "\n" for one in ends))
+    with lanes(options, "ends", 25) as (_, ends):
+        (options.out / "plan.json").unlink(missing_ok=True)
+        (options.out / "ends.jsonl").write_text("".join(json.dumps(one) + "\n" for one in ends))
         text = report(ends, facts(begun))
-        (out / "busy-ends.md").write_text(text)
+        (options.out / "busy-ends.md").write_text(text)
         print(text)
         lost = Counter(one["rule"] for one in ends if one["lost"] or one["fault"])
         return int(any(lost[rule.name] for rule in RULES if not rule.control))
-    finally:
-        shutil.rmtree(base, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
+import json
 import os
 import re
 import select
@@ -12,10 +14,12 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ALICE, BOB, CAROL, DAVE = 20001, 20002, 20003, 20004
@@ -219,3 +223,43 @@ def facts(begun: float) -> dict[str, str]:
     with contextlib.suppress(OSError):
         found["driver"] = Path("/sys/module/nvidia/version").read_text().strip()
     return found
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a campaign with a process for each GPU, which is its lane."""
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="the first GPU")
+    parser.add_argument("--sim", action="store_true", help="on the simulator")
+    parser.add_argument("--client", default="", help="busy_client.cu as a program; compiled if not given")
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or "."))
+    for name, kind in (("--base", Path), ("--lane", int), ("--until", float)):
+        parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
+
+
+@contextlib.contextmanager
+def lanes(options: argparse.Namespace, name: str, after: float) -> Iterator[tuple[Path, list[dict[str, Any]]]]:
+    """Run the lanes and yield their directory and what they wrote to files with this name. They have ``after`` seconds
+    to end what they started."""
+    if os.getuid() != 0:
+        print("clients of several users are started here: run this as root", file=sys.stderr)
+        sys.exit(2)
+    until = time.time() + options.seconds
+    options.out.mkdir(parents=True, exist_ok=True)
+    out = options.out.resolve()
+    base = Path(tempfile.mkdtemp(prefix="busy", dir="/tmp"))
+    base.chmod(0o755)
+    try:
+        client = compiled(options.client, base, options.sim)
+        command = [sys.executable, *sys.argv, "--out", str(out), "--base", str(base)]
+        command += ["--client", str(client), "--until", str(until)]
+        wait_for(
+            [subprocess.Popen([*command, "--lane", str(number)]) for number in range(options.gpus)],
+            options.seconds + after,
+        )
+        ends = []
+        for path in sorted(out.glob(f"{name}-*.jsonl")):
+            ends += [json.loads(line) for line in path.read_text().splitlines()]
+            path.unlink()
+        yield base, ends
+    finally:
+        shutil.rmtree(base, ignore_errors=True)

@@ -32,10 +32,8 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tarfile
-import tempfile
 import time
 import traceback
 from collections import Counter, defaultdict
@@ -46,7 +44,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from campaigns.begin import uuids
-from campaigns.busy_place import ALICE, BOB, CROWDS, FAULT, Program, Programs, compiled, end_all, facts, wait_for
+from campaigns.busy_place import ALICE, BOB, CROWDS, FAULT, Program, Programs, add_options, end_all, facts, lanes
 from tests.conformance import rig as rigs
 from tests.scenes.stage import AS_USER, REPOSITORY, Agent, Machine, Stage
 
@@ -398,47 +396,23 @@ def main() -> int:
     parser.add_argument("--ways", type=words, default=WAYS)
     parser.add_argument("--turns", action="store_true", help="turns instead of all users together")
     parser.add_argument("--crowd", choices=CROWDS, default="busy", help="neighbours")
-    parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--first", type=int, default=0, help="the first GPU")
-    parser.add_argument("--sim", action="store_true", help="on the simulator")
     parser.add_argument("--seconds", type=float, default=270.0)
     parser.add_argument("--pool", type=int, default=10, help="victims that are being prepared or wait for their end")
     parser.add_argument("--gap", type=float, default=1.5, help="seconds between two ends on one GPU")
-    parser.add_argument("--client", default="", help="busy_client.cu as a program; compiled if not given")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or "."))
-    for name, kind in (("--base", Path), ("--lane", int), ("--until", float)):
-        parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
+    add_options(parser)
     options = parser.parse_args()
     if options.lane is not None:
         return lane(options)
-    if os.getuid() != 0:
-        print("clients of several users are started here: run this as root", file=sys.stderr)
-        return 2
     begun = time.time()
-    options.out.mkdir(parents=True, exist_ok=True)
-    out = options.out.resolve()
-    base = Path(tempfile.mkdtemp(prefix="bw", dir="/tmp"))
-    base.chmod(0o755)
-    try:
-        client = compiled(options.client, base, options.sim)
-        command = [sys.executable, __file__, *sys.argv[1:], "--out", str(out), "--base", str(base)]
-        command += ["--client", str(client), "--until", str(begun + options.seconds)]
-        lanes = [subprocess.Popen([*command, "--lane", str(number)]) for number in range(options.gpus)]
-        wait_for(lanes, options.seconds + 40)
-        ends = []
-        for path in sorted(out.glob("ways-*.jsonl")):
-            ends += [json.loads(line) for line in path.read_text().splitlines()]
-            path.unlink()
-        (out / "ways.jsonl").write_text("".join(json.dumps(one) + "\n" for one in ends))
+    with lanes(options, "ways", 40) as (base, ends):
+        (options.out / "ways.jsonl").write_text("".join(json.dumps(one) + "\n" for one in ends))
         if (base / "agents").exists():
-            with tarfile.open(out / "agents.tgz", "w:gz") as packed:
+            with tarfile.open(options.out / "agents.tgz", "w:gz") as packed:
                 packed.add(base / "agents", "agents")
         text = report(ends, facts(begun))
-        (out / "busy-ways.md").write_text(text)
+        (options.out / "busy-ways.md").write_text(text)
         print(text)
         return int(any(one["lost"] for one in ends))
-    finally:
-        shutil.rmtree(base, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -405,8 +405,8 @@ def _died(client: Client, server: Server, known: Attachment, at: float) -> bool:
 
 
 def _doubt(known: Doubt | None, at: float) -> Doubt:
-    """Return the doubt after a client has died. Where clients die one after the other, new ones are admitted for as
-    long as they were held before."""
+    """Return the doubt after a client has died. Deaths within a doubt prolong it, up to DOUBT_MOST, and then new
+    clients are admitted for as long. A death after a doubt begins another one: nothing bounds their sum."""
     most = float("inf") if known is None else known.since + DOUBT_MOST
     if known is None or at >= known.since + 2 * DOUBT_MOST or (known.until <= at and known.until < most):
         return Doubt(at, at + FAULT_WITHIN)

@@ -169,9 +169,8 @@ class Sessions:
         one = self._of("client", record, began - float(record.get("waited", 0.0)))
         if one.passed is None:
             one.passed, one.job = began, record.get("job")
-        section = (
-            None if one.instance is None else apart.section_of(one.instance, one.uid)
-        )  # orders are on record there
+        # a user's own instance: orders are on record for its section
+        section = None if one.instance is None else apart.section_of(one.instance, one.uid)
         ordered, why = self._ordered.get(one.instance) or self._ordered.get(section, (-1.0, ""))
         until = at if outcome != "unknown" or self.seen is None else min(at, self.seen)
         one.end(until, outcome, why if outcome == "lost" and ordered >= one.passed else None)
