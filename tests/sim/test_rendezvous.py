@@ -200,8 +200,20 @@ def test_whoever_goes_away_in_the_middle_of_the_handshake_leaves_the_server_stuc
             for word in (b"OUTBCRED\0", bytes(4))[:said]:
                 relay.say(server, word, own())
     mps.saw("server.log", "User did not send valid credentials")
+    unanswered(mps, f"get_server_status {mps.server_process()}")
+
+
+def unanswered(mps: Mps, command: str) -> int:
+    """Kill a front-end whose command the daemon has read and does not answer. Return the size of the log before.
+    Until "UI closed" stands after that the daemon turns every other front-end away."""
+    before = len(mps.log("control.log"))
+    process = mps.front_end(command)
+    mps.saw("control.log", f"Cmd:{command}", after=before)
     with pytest.raises(subprocess.TimeoutExpired):
-        mps.run(f"get_server_status {mps.server_process()}", timeout=0.5)
+        process.wait(0.5)
+    process.kill()
+    process.wait()
+    return before
 
 
 def test_whoever_finishes_the_handshake_for_a_client_frees_the_server(mps: Mps) -> None:
@@ -231,13 +243,13 @@ def test_an_acknowledgement_without_a_meeting_blocks_the_server_until_the_rest_i
         relay.say(client, bytes(4))
         with socket.socket(fileno=descriptor) as copy:
             assert mps.ctl("get_server_list\nget_default_active_thread_percentage") == f"{server}\n100.0\n"
-            with pytest.raises(subprocess.TimeoutExpired):
-                mps.run(f"get_active_thread_percentage {server}", timeout=0.5)
+            before = unanswered(mps, f"get_active_thread_percentage {server}")
             assert met not in mps.log("server.log")
             for word in (b"OUTBCRED\0", bytes(4), b"\xff\0\0\0"):
                 relay.say(copy, word, own())
             while relay.packet(copy)[0] != bytes(4):
                 pass
+            mps.saw("control.log", "UI closed", after=before)
             assert mps.ctl(f"get_active_thread_percentage {server}") == "100.0\n"
             assert met in mps.log("server.log")
     assert neighbour.process.poll() is None

@@ -112,6 +112,7 @@ def test_rights_go_by_the_socket(mps: Mps) -> None:
     with relay.introduced(mps.pipe / "control", FRONT_END) as session:
         ask(session, b"set_default_active_thread_percentage 10\n\0")
         assert relay.packet(session)[0].startswith(ANSWER + b"Insufficient privileges for UID 0.")
+    mps.saw("control.log", "UI closed")
     with relay.connect(mps.pipe / "control_privileged") as session:
         relay.packet(session)
         user = mps.client(A, "sleep", "600", CUDA_MPS_PIPE_DIRECTORY="/nonexistent")
