@@ -142,7 +142,7 @@ class Gate:
                 continue
             self._store.adopt([name])
             is_socket = stat.S_ISSOCK(os.fstat(descriptor).st_mode)
-            if str(found) == name and is_socket is not isinstance(found, KnownName):
+            if is_socket is not isinstance(found, KnownName):
                 kept.append((found, descriptor))
             else:
                 say(f"{name!r} of the descriptor store is not what its name says; it is dropped")
@@ -191,16 +191,20 @@ class Gate:
         return None
 
     def _listen(self, name: str, descriptor: int) -> None:
-        listener = socket.socket(fileno=descriptor)
+        """Listen at a socket. Drop any other descriptor, such as a process that another release's gate has stored."""
+        listener = None
         try:
+            listener = socket.socket(fileno=descriptor)
             address = listener.getsockname()
             place = address if isinstance(address, str) else ""
             if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 raise OSError("it does not listen")
             self._public.listen(listener, privileged=PRIVILEGED in (name, Path(place).name))
         except OSError as error:
-            say(f"the socket {name!r} that the service manager gave is of no use: {error}")
-            listener.close()
+            say(f"the descriptor {name!r} that the service manager gave is of no use, and is dropped: {error}")
+            self._store.adopt([name])
+            self._store.drop(name)
+            os.close(descriptor) if listener is None else listener.close()
 
     # --- what happens ------------------------------------------------------------------------------------------------
 

@@ -111,7 +111,13 @@ def _limits_of(words: list[str]) -> Limits:
 
 
 def parse_name(text: str) -> ConnectionName | KnownName | DaemonName | None:
-    """None for a name that is not ours."""
+    """Return what a name says; None for a name that this gate does not write."""
+    found = _parsed(text)
+    return found if str(found) == text else None
+
+
+def _parsed(text: str) -> ConnectionName | KnownName | DaemonName | None:
+    """Return what a name says. Some texts that nothing writes are accepted, such as a maximum without limits."""
     text, at, instance = text.partition("@")
     letter, words = text[:1], text[1:].split(".")
     count = {"c": 2, "p": 2, "k": 4, "o": 4, "b": 4, "w": 4, "u": 4, "l": 4, "d": 5}.get(letter)
@@ -197,7 +203,7 @@ class Store:
 
     def adopt(self, names: Iterable[str]) -> None:
         """These lie in the store already."""
-        for name in names:
+        for name in set(names) - self._names:
             self._names.add(name)
             self._used += len(name) + 1
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import signal
 import stat
 import time
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from mpsagent.gate.handovers import FIRST_NOT_READY
+from mpsagent.gate.loop import Gate, Options
 from mpsagent.mps.rendezvous import Kind
 from mpsagent.wire.link import (
     Applied,
@@ -311,6 +315,20 @@ def test_a_table_that_cannot_be_written_does_not_leave_the_one_of_before(rig: Ri
     agent.wait(Knock, uid=C)  # who comes first is handed over first, and A was here before
     assert agent.all(Knock, pid=client.pid)
     assert not agent.all(Handing)
+
+
+def test_a_process_that_another_releases_gate_has_stored_does_not_keep_this_one_from_starting(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its name is not known here. The gate did not start, and each restart found the same descriptor."""
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "state").mkdir()
+    process = os.pidfd_open(os.getpid())
+    with closing(asyncio.new_event_loop()) as loop:
+        Gate(loop, Options(tmp_path / "hidden", tmp_path / "state"), [("z1.2.3.4", process)])
+    assert "'z1.2.3.4' that the service manager gave is of no use, and is dropped" in capfd.readouterr().err
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(process)
 
 
 def test_only_root_is_an_agent(rig: Rig) -> None:
