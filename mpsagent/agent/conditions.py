@@ -68,8 +68,7 @@ def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
     """Note the health of an instance, and of the lane of all users, from the engine's state."""
     note_lane(conditions, core, None, now)
     state, view = core.state, core.view()
-    there = {*state.users(), *state.held.users()}
-    users = ", ".join([f"user {uid}: {why}" for uid, why in state.unconfirmed.items() if uid in there][:5])
+    users = ", ".join([f"user {uid}: {why}" for uid, why in view.unconfirmed(now).items()][:5])
     what = f"MPS does not confirm limits, so the strictest ones are tried instead ({users})" if users else None
     conditions.set("limits unconfirmed", what, now, "mpsagent-cli policy explain USER shows what was to be set")
     do = "make getent passwd UID answer; until then they are held, and no time limit or turn ends their clients"

@@ -298,6 +298,7 @@ def _page(one: Instance, page: Page, about: About, now: float) -> Json:
     """Of one instance."""
     view, state, names = one.view, one.view.state, about.names
     holds, all_servers, drain = _holder(view), list(servers(one, names)), state.drain
+    unconfirmed = view.unconfirmed(now)
     change, fault = _last(about.changes, page, one.name), _last(about.faults, page, one.name)
     before = None if change is None else change.more.get("before")
     sure = [c for c in about.conditions if c.bad == "not sure" and (not c.where or one.name in c.where)]
@@ -331,7 +332,7 @@ def _page(one: Instance, page: Page, about: About, now: float) -> Json:
         "limits": {
             "verified": [s["pid"] for s in all_servers if s["verified"] is True],
             "drifted": [s["pid"] for s in all_servers if s["verified"] is False],
-            "unconfirmed": [{"uid": uid, "user": names(uid), "why": why} for uid, why in state.unconfirmed.items()],
+            "unconfirmed": [{"uid": uid, "user": names(uid), "why": why} for uid, why in unconfirmed.items()],
             "fail_safe": [client.pid for client in state.clients.values() if client.fail_safe],
         },
         "not_guaranteed": [row(shapes.Condition, each) for each in sure],

@@ -324,8 +324,8 @@ class State:
     """By pid, of clients and of those who are held: which limits their environment takes away."""
     leases: tuple[Lease, ...] = ()
     """Shares of jobs, in the order in which they were given."""
-    unconfirmed: Mapping[int, str] = field(default_factory=dict)
-    """By uid: why MPS did not confirm that user's limits last."""
+    unconfirmed: Mapping[int, tuple[float, str]] = field(default_factory=dict)
+    """By uid: when MPS did not confirm that user's limits last, and why."""
     slowed: Mapping[int, float] = field(default_factory=dict)
     """By uid: until when the gate hands none of that user's over (bounded)."""
     memory: Mapping[int, Mapping[str, int]] = field(default_factory=dict)

@@ -316,10 +316,10 @@ def _handover_failed(state: State, event: inp.GateSaid[link.Failed], out: Out) -
 
 def _unconfirmed(state: State, event: inp.GateSaid[link.Unconfirmed], out: Out) -> State:
     said = event.what
-    if state.unconfirmed.get(said.uid) == said.why:
-        return state
-    out.append(tr.LimitsUnconfirmed(event.at, said.uid, said.why))
-    return replace(state, unconfirmed=bounded({**state.unconfirmed, said.uid: said.why}, 64))
+    _, why = state.unconfirmed.get(said.uid, (None, None))
+    if why != said.why:
+        out.append(tr.LimitsUnconfirmed(event.at, said.uid, said.why))
+    return replace(state, unconfirmed=bounded({**state.unconfirmed, said.uid: (event.at, said.why)}, 64))
 
 
 def _slowed(state: State, event: inp.GateSaid[link.Slowed], out: Out) -> State:

@@ -23,6 +23,10 @@ OF_ALL = 0.75
 """The part of a shared server's places that one user may have unless the policy says otherwise."""
 
 
+UNCONFIRMED = 600.0
+"""Seconds for which unconfirmed limits of an absent user are reported. A client that is refused for them leaves at
+once, and its user's mark would be gone before an administrator or a regular look at the node sees it."""
+
 T = TypeVar("T")
 _NONE = Attachment(0.0)
 MOST_REMEMBERED = 1000
@@ -346,6 +350,12 @@ class View:
             if (share := self.job(one.peer)) is not None:
                 found[share.job] = (*found.get(share.job, ()), one)
         return found
+
+    def unconfirmed(self, now: float) -> dict[int, str]:
+        """Return by uid why MPS does not confirm limits: of present users, and of users who left a short time ago."""
+        present = {*self.state.users(), *self.state.held.users()}
+        each = self.state.unconfirmed.items()
+        return {uid: why for uid, (at, why) in each if uid in present or now < at + UNCONFIRMED}
 
     def denied(self, uid: int) -> bool:
         """Whether the policy keeps a user out. Not before the name service has said who that is."""

@@ -18,7 +18,7 @@ from mpsagent.core.engine import Core, OfLane
 from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Attachment, Control, Drain, Held, StartFailure, State
 from mpsagent.core.queue import Queue
-from mpsagent.core.view import Turn
+from mpsagent.core.view import UNCONFIRMED, Turn
 from mpsagent.mps.limits import Limits
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
@@ -227,8 +227,8 @@ def test_a_compute_mode_that_no_program_can_use_is_said(modes: dict[str, str], t
     assert (len(found) == 1 and text in found[0]) if text else found == []
 
 
-def test_limits_that_mps_did_not_confirm_are_no_problem_when_their_user_has_gone() -> None:
-    """It stayed until that user's next client was let in, and a health check drained the node for it."""
+def test_limits_that_mps_did_not_confirm_are_no_problem_some_time_after_their_user_has_gone() -> None:
+    """The problem remained until that user's next client was admitted, and a health check drained the node for it."""
     stage, conditions = Stage(TURNS).up(), Conditions()
     alice = stage.client(ALICE)
     stage.run(1)
@@ -238,5 +238,21 @@ def test_limits_that_mps_did_not_confirm_are_no_problem_when_their_user_has_gone
     assert any("19.0 instead" in one.what for one in problems(conditions.all()))
     stage.ends(alice)
     stage.run(1)
-    note_conditions(conditions, stage.core, stage.now)
+    note_conditions(conditions, stage.core, stage.now + UNCONFIRMED)
     assert problems(conditions.all()) == []
+
+
+def test_a_refusal_for_limits_that_this_mps_does_not_have_is_a_problem_after_the_client_has_gone() -> None:
+    """It came and went between two regular looks: `status` was healthy while each client of the user was refused."""
+    stage, conditions = Stage(TURNS).up(), Conditions()
+    stage.client(ALICE)
+    bob = stage.client(BOB)
+    stage.run(1)
+    assert stage.core is not None
+    (held,) = stage.core.state.held.line(BOB)
+    why = "none, which this driver's MPS does not have"
+    refused = link.Refused(held.connection, bob.pid, BOB, why)
+    stage.feed(inp.GateSaid(stage.now, link.Unconfirmed(BOB, Limits(20.0), why)), inp.GateSaid(stage.now, refused))
+    assert BOB not in stage.core.state.held.users()
+    note_conditions(conditions, stage.core, stage.now)
+    assert any(why in one.what for one in problems(conditions.all()))

@@ -45,7 +45,7 @@ def test_status_fits_into_80_columns_whatever_is_in_it(served: Served) -> None:
     backend.state = replace(
         backend.state,
         identities={uid: Identity(uid, "a-user-with-a-very-long-name-" + "x" * 30) for uid in (USER, OTHER, ADMIN)},
-        unconfirmed={USER: "MPS printed 19G for 20389M " * 5},
+        unconfirmed={USER: (START, "MPS printed 19G for 20389M " * 5)},
     )
     done = run(served, "status", TZ="UTC")
     assert done.returncode == 1
@@ -63,7 +63,9 @@ def test_status_fits_on_one_screen_whatever_is_in_it(served: Served) -> None:
     line = backend.state.held
     for number in range(10, 40):
         line = line.put(held(number, 700 + number, 30000 + number, START + number))
-    backend.state = replace(backend.state, held=line, unconfirmed={USER: "printed 19G", OTHER: "no answer"})
+    backend.state = replace(
+        backend.state, held=line, unconfirmed={USER: (START, "printed 19G"), OTHER: (START, "no answer")}
+    )
     lines = run(served, "status", TZ="UTC").stdout.splitlines()
     assert len(lines) <= answer_text.SCREEN
     assert max(map(len, lines)) <= 80
