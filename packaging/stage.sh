@@ -101,7 +101,7 @@ install -D -m644 policies/policy.schema.json "$dest/usr/share/mpsagent/policy.sc
 install -D -m644 -t "$dest/usr/share/doc/mpsagent" README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md
 sed -i 's|\bpolicies/|examples/|g' "$dest/usr/share/doc/mpsagent/README.md"
 install -D -m644 -t "$dest/usr/share/doc/mpsagent/docs" docs/*.md
-cp -r docs/measured docs/develop "$dest/usr/share/doc/mpsagent/docs/"
+cp -r docs/measured docs/develop docs/pictures "$dest/usr/share/doc/mpsagent/docs/"
 find "$dest/usr/share/doc/mpsagent/docs" -type f -exec chmod 644 {} +
 
 for page in packaging/man/*.[1-8]; do

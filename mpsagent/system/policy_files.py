@@ -130,7 +130,8 @@ def read_file(
                     return
             data = file.read(LARGEST + 1)
     except FileNotFoundError:
-        errors.append(mistake(path, "cannot be read: no such file", "see that it exists, and a link's target too"))
+        hint = "see that it exists, and a link's target too"
+        errors.append(linked(path) or mistake(path, "cannot be read: no such file", hint))
         return
     except PermissionError as error:
         hint = "chown it to root, chmod 0644: the agent has no right to read what its owner alone may"

@@ -66,6 +66,20 @@ def test_a_missing_file_that_is_named_is_an_error(tmp_path: Path) -> None:
     assert "no such file" in error.problem
 
 
+def test_a_link_into_a_hidden_directory_is_named_where_its_target_does_not_exist_for_the_agent(
+    policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ProtectHome=yes shows an empty directory. With CAP_DAC_READ_SEARCH the agent may enter it and finds no file."""
+    home = policy.parent / "home"
+    home.mkdir()
+    monkeypatch.setattr(policy_files, "HIDDEN", (str(home),))
+    policy.unlink()
+    policy.symlink_to(home / "site.toml")
+    _, (error,) = read_policy(policy)
+    assert "is a link to" in error.problem
+    assert "its unit has ProtectHome=yes" in error.problem
+
+
 def test_what_is_no_file_is_refused_and_not_waited_for(policy: Path) -> None:
     """A FIFO would hold the agent for ever, a device could be read without end."""
     directory = policy.parent / "policy.d"
