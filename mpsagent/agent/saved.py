@@ -45,7 +45,7 @@ SINCE_1970 = 1e8
 """Floats of this size are times."""
 MOST = 1000
 """Clients that are being ended; a server has 48."""
-_DAMAGED = (KeyError, TypeError, ValueError, OverflowError, AttributeError)
+_DAMAGED = (LookupError, TypeError, ValueError, OverflowError, AttributeError)
 """Exceptions of a row that this agent has not written. The row is left out."""
 
 
