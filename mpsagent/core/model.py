@@ -93,8 +93,10 @@ class Attachment:
     """Of one that is no client: the process that has its pid, if MPS can mean that one, since MPS listed it last."""
     confirmed: bool = False
     """MPS listed it once more after it was seen, and the same process was there."""
+    lost: frozenset[int] = frozenset()
+    """Those of its contexts that its client has closed. The server still counts them: it is busy with a hand-over."""
     closed: float | None = None
-    """When the last of its contexts was closed."""
+    """When its client closed the last one."""
 
     @property
     def places(self) -> int:

@@ -401,7 +401,7 @@ def _died(client: Client, server: Server, known: Attachment, at: float) -> bool:
     if client.held or client.pid in server.sticky:
         return False
     closed = float("-inf") if known.closed is None else known.closed
-    return client.terminated is not None or bool(known.contexts - {0}) or at < closed + PROPERLY
+    return client.terminated is not None or bool(known.contexts - known.lost - {0}) or at < closed + PROPERLY
 
 
 def _doubt(known: Doubt | None, at: float) -> Doubt:

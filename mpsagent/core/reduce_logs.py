@@ -196,7 +196,7 @@ def _connected(state: State, event: Line, out: Out) -> State:
     known = server.attached.get(event.pid)
     if known is None or event.context == 0:
         known = Attachment(event.at)
-    attachment = replace(known, contexts=known.contexts | {event.context})
+    attachment = replace(known, contexts=known.contexts | {event.context}, lost=known.lost - {event.context})
     attached = bounded({**server.attached, event.pid: attachment}, _MOST_ATTACHED)
     server = replace(server, idle_since=None, last_context=event.pid, attached=attached)
     state = put(state, server)
@@ -214,11 +214,20 @@ def _connected(state: State, event: Line, out: Out) -> State:
     return replace(state, clients={**state.clients, event.pid: named})
 
 
-def _context_gone(server: Server, event: Line) -> Server:
+def _context_lost(server: Server, event: Line) -> Server:
     known = server.attached.get(event.pid)
+    if known is None or event.context == 0 or event.context in known.lost or event.context not in known.contexts:
+        return server
+    left = replace(known, lost=known.lost | {event.context}, closed=event.at)
+    return replace(server, attached={**server.attached, event.pid: left})
+
+
+def _context_gone(server: Server, event: Line) -> Server:
+    known = _context_lost(server, event).attached.get(event.pid)
     if known is None:
         return server
-    left = replace(known, contexts=known.contexts - {event.context}, closed=event.at if event.context else known.closed)
+    this = {event.context}
+    left = replace(known, contexts=known.contexts - this, lost=known.lost - this)
     return replace(server, attached={**server.attached, event.pid: left})
 
 
@@ -347,6 +356,7 @@ RULES: dict[What, Rule] = {
     ev.MemorySet: _of(_limits, _server),
     ev.ContextConnected: _connected,
     ev.ClientUnnamed: _of(lambda server, event: server if server.unnamed else replace(server, unnamed=True), _known),
+    ev.ContextLost: _of(_context_lost, _known),
     ev.ContextExiting: _of(_context_gone, _known),
     ev.ClientDisconnected: _disconnected,
     ev.DeviceAssociated: _of(_associated, _known),

@@ -99,6 +99,11 @@ ServerStuck = What(
 ThreadsSet = What("server percent", "the proof of what a server started with")
 MemorySet = What("server device size", "the same, in bytes; 0: no limit")
 ContextConnected = What("server pid context", "a client's channel, or a context of it")
+ContextLost = What(
+    "server pid context",
+    "its client has closed it. The client's own thread says so at once; the server says ContextExiting later, if it is "
+    "waiting for another client in a hand-over (rendezvous-questions.txt, 5)",
+)
 ContextExiting = What("server pid context", "and no more")
 ClientDisconnected = What("server pid", "the whole process has left")
 ClientUnnamed = What("server", "about a client that it does not name")
@@ -170,7 +175,7 @@ X   Harmless             Client termination failed with <any>.
 01  ThreadsSet           Active Threads Percentage set to <percent>
 01  Harmless             Received new client request for {PID: <n>, Context ID: <n>}
 03  Harmless             Received device query command. There are <n> devices
-01  Harmless             Server failed to recevie command with status <n>, assuming client <any> exit
+01  ContextLost          Server failed to recevie <any>, assuming client {PID: <-pid>, Context ID: <context>} exit
 02  Harmless             Server teardown in progress. Refusing to accept new client {PID: <n>, Context ID: <n>}
 02  ClientRefused        Failed to accept client {PID: <-pid>, Context ID: <n>} with <text>
 02  ClientsFull          Failed to accept new client. Maximum number of clients (<number>) reached.

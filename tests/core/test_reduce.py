@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
+from datetime import UTC
 from typing import get_args
 
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from mpsagent.core.reduce import reduce
 from mpsagent.core.view import View
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Limits
+from mpsagent.mps.loglines import LogParser
 from mpsagent.wire import link
 from tests.core import said
 from tests.core.reducing import KINDS, apply, apply_all
@@ -106,6 +108,18 @@ def test_an_idle_server_knows_since_when() -> None:
     state = apply(state, ev.ContextConnected(2, 100, 200, 0))
     assert state.servers[100].idle_since is None
     assert apply(state, ev.ClientDisconnected(3, 100, 200)).servers[100].idle_since == 3
+
+
+def test_a_client_that_leaves_properly_while_its_server_is_busy_has_not_died_at_work() -> None:
+    """While a server waits for a client in a hand-over, only the thread of another client that leaves writes a line;
+    "exiting" comes later, after the process has exited. Each of these clients held new ones up for 0.7 s."""
+    lost = "[1970-01-01 00:00:{:06.3f} Server   100] Server failed to recevie command with status 806, assuming client "
+    lost += "{{PID: 200, Context ID: 1}} exit\n"
+    for closed, doubt in ((4.0, False), (4.028, True)):
+        state = apply(passed(daemon(*READY)), ev.ContextConnected(2, 100, 200, 0))
+        lines = LogParser("server", UTC).feed(lost.format(closed).encode())
+        state = apply_all(state, [ev.ContextConnected(2, 100, 200, 1), *lines, inp.ProcessEnded(4.03, 200)])
+        assert (state.servers[100].doubt is not None) is doubt
 
 
 def test_the_server_itself_says_how_many_clients_it_takes() -> None:
