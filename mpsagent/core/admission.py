@@ -8,8 +8,8 @@ while the instance has failed: these get their CUDA error at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice, zip_longest
 
 from mpsagent.core import actions as act
@@ -20,7 +20,7 @@ from mpsagent.core.rule import Decision, Reason
 from mpsagent.core.view import View
 from mpsagent.mps.limits import Total
 from mpsagent.policy.shares import Share
-from mpsagent.wire.link import Admissions, Job, Named, Refuse, Release, User
+from mpsagent.wire.link import Admissions, HeldUp, Job, Named, Refuse, Release, User
 
 RULE = "admission"
 RELEASE_AFTER = 0.5
@@ -50,19 +50,21 @@ class Memory:
     """Connections that the gate was asked to turn away."""
     released: frozenset[tuple[int, int]] = frozenset()
     """Processes (pid, start) that the gate was asked to forget."""
+    held_up: Mapping[int, float] = field(default_factory=dict)
+    """What of ``Lane.held_up`` the gate was told."""
     again_at: float = float("-inf")
 
 
 def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     gate = view.state.gate
     if gate is None or not gate.synced:
-        return Decision(Memory(number=memory.number))
+        return Decision(Memory(number=memory.number, held_up=memory.held_up))
     told = (gate.pid, gate.since)
     if memory.gate != told:
-        memory = Memory(number=memory.number, gate=told)
+        memory = Memory(number=memory.number, gate=told, held_up=memory.held_up)
     if now < memory.again_at:
         return Decision(memory, wake=memory.again_at)
-    todo: list[act.Action] = []
+    todo: list[act.Action] = list(_held_up(view, memory.held_up))
     held = tuple(holds(view, now))
     wanted, number = _admissions(view, held), memory.number
     if wanted != memory.sent:
@@ -72,9 +74,19 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         todo.append(act.TellGate(message=replace(wanted, number=number), reason=reason, rule=RULE))
     refused, turned_away = _refusals(view, memory.refused)
     released, leaving, wake = _releases(view, memory.released, now)
-    fresh = replace(memory, number=number, sent=wanted, refused=refused, released=released)
+    costs = view.state.lane.held_up
+    fresh = replace(memory, number=number, sent=wanted, refused=refused, released=released, held_up=costs)
     wakes = [at for at in (wake, *(one.until for one in held)) if at is not None and at > now]
     return Decision(fresh, (*todo, *turned_away, *leaving), wake=min(wakes, default=None))
+
+
+def _held_up(view: View, told: Mapping[int, float]) -> Iterator[act.Action]:
+    """Yield the seconds for which users have held others up, and which the gate has not been told yet."""
+    for uid, seconds in view.state.lane.held_up.items():
+        more = seconds - told.get(uid, 0.0)
+        if more > 0:
+            reason = f"clients of user {uid} have held other users' clients up for {more:.1f} s"
+            yield act.TellGate(message=HeldUp(uid, more), reason=reason, rule=RULE)
 
 
 def holds(view: View, now: float) -> Iterator[Reason]:
@@ -296,4 +308,6 @@ def note(memory: Memory, done: act.Done) -> Memory:
             return replace(memory, refused=memory.refused - {connection})
         case Release(pid, start):
             return replace(memory, released=memory.released - {(pid, start)})
+        case HeldUp(uid, seconds):
+            return replace(memory, held_up={**memory.held_up, uid: memory.held_up.get(uid, 0.0) - seconds})
     return memory

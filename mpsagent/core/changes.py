@@ -18,6 +18,7 @@ T = TypeVar("T", bound=tr.Transition | Action)
 Out = list[tr.Transition]
 
 _KEPT_ENDED = 64
+_MOST_HELD_UP = 1024
 _MOST_SERVERS = 64
 """Far above what MPS can have: only a broken log comes here."""
 
@@ -39,6 +40,15 @@ def of_lane(one: T, lane: Key) -> T:
 
 def put(state: State, server: Server) -> State:
     return state.changed(servers=bounded({**state.servers, server.pid: server}, _MOST_SERVERS))
+
+
+def held_up(state: State, uid: int, seconds: float) -> State:
+    """Charge a user for the seconds in which its client has held up new clients, if there are other users."""
+    users = (*(one.uid for one in state.clients.values()), *state.held.users())
+    if seconds <= 0 or all(one == uid for one in users):
+        return state
+    known = state.lane.held_up
+    return state.changed(held_up=bounded({**without(known, uid), uid: known.get(uid, 0.0) + seconds}, _MOST_HELD_UP))
 
 
 def server_ended(state: State, pid: int, at: float, status: int | None, out: Out) -> State:

@@ -293,6 +293,8 @@ class Lane:
     listed_at: float | None = None
     """When ``get_server_list`` was answered last."""
     drain: Drain | None = None
+    held_up: Mapping[int, float] = field(default_factory=dict)
+    """By user: for how many seconds in sum its clients have held up other users' new clients (bounded)."""
     applied: int = -1
     unkept: str = ""
     known_handshake: bool | None = None

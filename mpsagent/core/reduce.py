@@ -22,7 +22,19 @@ from mpsagent.core.actions import (
     TerminateClient,
     Thaw,
 )
-from mpsagent.core.changes import Out, back, bounded, known_again, lost, more, of_lane, put, server_ended, without
+from mpsagent.core.changes import (
+    Out,
+    back,
+    bounded,
+    held_up,
+    known_again,
+    lost,
+    more,
+    of_lane,
+    put,
+    server_ended,
+    without,
+)
 from mpsagent.core.model import (
     DOUBT_MOST,
     FAULT_WITHIN,
@@ -382,7 +394,11 @@ def _ended(state: State, event: inp.ProcessEnded, out: Out) -> State:
     if server is not None:
         known = server.attached[client.pid]
         left = replace(known, ended=(event.at, client.uid))
-        doubt = _doubt(server.doubt, event.at) if _died(client, server, known, event.at) else server.doubt
+        doubt = server.doubt
+        if _died(client, server, known, event.at):
+            until = event.at if doubt is None else max(event.at, doubt.until)
+            doubt = _doubt(doubt, event.at)
+            state = held_up(state, client.uid, doubt.until - until)
         state = put(state, replace(server, attached={**server.attached, client.pid: left}, doubt=doubt))
     return replace(
         state,
@@ -406,7 +422,8 @@ def _died(client: Client, server: Server, known: Attachment, at: float) -> bool:
 
 def _doubt(known: Doubt | None, at: float) -> Doubt:
     """Return the doubt after a client has died. Deaths within a doubt prolong it, up to DOUBT_MOST, and then new
-    clients are admitted for as long. A death after a doubt begins another one: nothing bounds their sum."""
+    clients are admitted for as long. A death after a doubt begins another one. The user of the client pays for each:
+    see :func:`mpsagent.core.changes.held_up`."""
     most = float("inf") if known is None else known.since + DOUBT_MOST
     if known is None or at >= known.since + 2 * DOUBT_MOST or (known.until <= at and known.until < most):
         return Doubt(at, at + FAULT_WITHIN)

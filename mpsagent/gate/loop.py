@@ -366,6 +366,8 @@ class Gate:
                 found = self._processes.found(message, name)
                 if found is not None:
                     self._tell(*self._known(found))
+            case link.HeldUp():
+                self._queue.held_up(message.uid, message.seconds, self._loop.time())
             case link.Instances():
                 self._forget(message.names)
                 self._use_own(message.own)

@@ -346,6 +346,10 @@ class Queue:
         self._owes.charge(uid, seconds * (2**lived if lives else 1), now, longest=LONGEST_OWED)
         self._lived[uid] = min(9, lived + lives)
 
+    def held_up(self, uid: int, seconds: float, now: float) -> None:
+        """Charge a user whose clients have held other users' clients up, as the agent reports."""
+        self._slow.charge(uid, seconds, now)
+
     def _owed_until(self, uid: int, several: bool) -> float:
         if not several:
             return self._alone.free_from(uid)

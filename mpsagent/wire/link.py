@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from mpsagent.mps.limits import Limits, Total
 from mpsagent.wire.codec import decoder
 
-VERSION = 9
+VERSION = 10
 """Another one for each change of what is said here: a peer passes over what it does not know, and would do half."""
 
 
@@ -347,7 +347,17 @@ class Instances:
     own: tuple[str, ...] = ()
 
 
-FromAgent = Admissions | Refuse | Release | Found | Instances
+@dataclass(frozen=True, slots=True)
+class HeldUp:
+    """Clients of this user have held other users' clients up for ``seconds``, as a slow hand-over does. The user's next
+    hand-overs wait for it as for a slow one."""
+
+    kind: ClassVar[str] = "held_up"
+    uid: int
+    seconds: float
+
+
+FromAgent = Admissions | Refuse | Release | Found | Instances | HeldUp
 Message = FromGate | FromAgent
 
 decode_from_gate: Callable[[bytes], FromGate] = decoder(FromGate)

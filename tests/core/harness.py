@@ -236,6 +236,8 @@ class Stage:
                 self._answer(action, self._to_gate(lambda: self.gate.release((release.pid, release.start))))
             case act.TellGate(message=link.Found() as found):
                 self._answer(action, self._to_gate(lambda: self._found(found, action.lane)))
+            case act.TellGate(message=link.HeldUp()):
+                self._answer(action, self._to_gate(lambda: None))
             case act.WarnClient():
                 self._answer(action, True)
             case act.SignalClient() | act.SignalHeld():

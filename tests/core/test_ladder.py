@@ -412,6 +412,29 @@ def test_who_leaves_in_the_proper_way_holds_no_other_client_up() -> None:
     assert stage.working(second)
 
 
+def test_the_user_of_a_client_that_dies_at_work_pays_for_the_wait_if_there_are_others() -> None:
+    """One process that died again and again took 47 % of another user's, and 20 took 67 %."""
+    stage = Stage(PATIENT, together=True).up()
+    first, *crowd = [stage.client(ALICE) for _ in range(4)]
+    stage.run(1)
+    stage.ends(first, killed=True)
+    stage.run(2)
+    assert stage.actions(link.HeldUp) == []
+    stage.client(BOB)
+    stage.run(1)
+    stage.gate_deaf = True
+    stage.ends(crowd[0], killed=True)
+    stage.run(0.2)
+    stage.gate_deaf = False
+    stage.ends(crowd[1], killed=True)
+    stage.run(2)
+    stage.ends(crowd[2])
+    stage.run(2)
+    told = stage.actions(link.HeldUp)
+    assert {one.uid for one in told} == {ALICE}
+    assert told[-1].seconds == pytest.approx(0.9, abs=0.02)
+
+
 def test_clients_that_die_one_after_the_other_hold_new_ones_up_for_a_bounded_time() -> None:
     stage = Stage(PATIENT, together=True).up()
     crowd = [stage.client(ALICE) for _ in range(20)]

@@ -321,6 +321,19 @@ def test_a_client_that_is_merely_slow_is_not_held_back() -> None:
     assert made.next(10.0, admits(A, B)) is made.get(1)
 
 
+def test_a_user_whose_clients_have_held_others_up_pays_for_it() -> None:
+    """For example new clients that wait after a death: each is short, and all are counted."""
+    made = queue(held(1, A), held(2, B))
+    for number in range(50):
+        made.held_up(A, 0.1, number / 10)
+    assert made.next(5.0, admits(A, B)) is made.get(1), "a death now and then costs its user nothing"
+    made.held_up(A, 0.7, 5.0)
+    assert made.next(5.0, admits(A, B)) is made.get(2)
+    assert made.next(5.0, admits(A)) is made.get(1), "no other user is there"
+    made.remove(2)
+    assert made.wake(5.0, admits(A, B)) == 7.0
+
+
 def test_when_all_places_are_taken_who_has_most_gives_one_up() -> None:
     """Its newest; and not to a user who has nearly as many."""
     made = Asked(most=5)

@@ -315,4 +315,16 @@ class Mute(Client):
         return None
 
 
-KINDS = {"honest": Client, "liar": Liar, "early": Early, "doubter": Doubter, "silent": Silent, "mute": Mute}
+class Crasher(Client):
+    """Is killed with its contexts open and no kernel in flight: no fault follows, which only MPS can know."""
+
+    def work(self, contexts: list[End]) -> Steps:
+        yield from self.wait(contexts, self.kernel.now + self.life.work)
+        self.kernel.signal(self.process, 9)
+        yield [], None
+
+
+KINDS = {
+    "honest": Client, "crasher": Crasher, "liar": Liar, "early": Early, "doubter": Doubter, "silent": Silent,
+    "mute": Mute,
+}  # fmt: skip

@@ -77,8 +77,7 @@ class Loops(World):
 @dataclass(frozen=True)
 class Attack:
     """What alice's processes are (people.KINDS), and keys of the policy for her. ``work``: seconds that they want to
-    work; one with a kernel in flight is not killed, which would be MPS's own fault. ``most``: of others' time that
-    is lost; more than a tenth where new clients wait for 0.7 s after each death at work, which nothing bounds."""
+    work; one with a kernel in flight is not killed, which would be MPS's own fault."""
 
     kind: str
     ways: tuple[str, ...] = AT_ONCE
@@ -89,15 +88,14 @@ class Attack:
     hers: str = ""
     users: int = 1
     again: float = 0.1
-    most: float = TENTH
 
 
 ATTACKS = {
     "false acknowledgements": Attack("liar"),
-    "acknowledgements too early": Attack("early", lives=0.0, work=0.3, most=0.2),
-    "one that dies at work again and again": Attack(
-        "early", ("together",), count=1, lives=0.0, work=0.6, again=0.05, most=0.45
-    ),
+    "acknowledgements too early": Attack("early", lives=0.0, work=0.3),
+    "one that acknowledges too early": Attack("early", ("together",), count=1, lives=0.0, work=0.6, again=0.05),
+    "one that dies at work again and again": Attack("crasher", count=1, lives=0.0, work=0.05, again=0.05),
+    "20 that die at work": Attack("crasher", ("together",), lives=0.0, work=1.0),
     "false errors": Attack("doubter"),
     "silence": Attack("silent"),
     "connections that say nothing": Attack("mute", WAYS),
@@ -142,4 +140,4 @@ def test_honest_users_lose_a_tenth_of_their_time_at_most(way: str, name: str, al
     usual, beside = alone(way), played(way, ATTACKS[name])
     print(f"{way} | {name} | {usual} | {beside} | {100 * (usual / beside - 1):.1f} %")
     assert usual > 60 * len(SEEDS)
-    assert usual <= beside * (1 + ATTACKS[name].most) + DIFFERS * len(SEEDS)
+    assert usual <= beside * (1 + TENTH) + DIFFERS * len(SEEDS)
