@@ -21,7 +21,7 @@ HERE, INSIDE = Path(__file__).parent, "/opt/bench"
 API, OTHER = "/run/mpsagent/mpsagent.sock", "/run/other/socket"
 MOST = 0.001
 """Seconds that a flood may add to a hand-over."""
-POLICY = '[instance.default]\nserver = "shared"\n[switch]\nafter = "1s"\ngrace = "0s"\n'
+POLICY = '[instance.default]\nserver_scope = "all"\n[turn]\ntime_limit = "1s"\ngrace = "0s"\n'
 KNOCKS = """
 import json, subprocess, sys, time
 library, control, count, *users = sys.argv[1:]

@@ -18,17 +18,17 @@ from mpsagent.gate.pacing import NEW_CLIENTS
 ALICE, BOB, CAROL, DAVE, ERIN = USERS = (20001, 20002, 20003, 20004, 20005)
 POLICY = """\
 [limits]
-threads = 10
-memory = "1G"
+active_threads = '10%'
+memory_limit = "1G"
 [user.20001]
-threads = 60
-memory = "25%"
+active_threads = '60%'
+memory_limit = "25%"
 [user.20002]
-threads = 30
-memory = "10G"
+active_threads = '30%'
+memory_limit = "10G"
 [user.20003]
-threads = 20
-memory = "2G"
+active_threads = '20%'
+memory_limit = "2G"
 [agent]
 on_stop = "{on_stop}"
 placement = "least-loaded"

@@ -20,7 +20,7 @@ from tests import recordings
 from tests.core.said import knocked, passed
 
 H200 = Device(0, "GPU-513e171f-4520-0894-ba89-06b9f5c1d7b8", "NVIDIA H200", 143155 << 20, 132)
-POLICY = '[limits]\nthreads = 50\nmemory = "10G"\n[switch]\nafter = "1h"\n'
+POLICY = '[limits]\nactive_threads = "50%"\nmemory_limit = "10G"\n[turn]\ntime_limit = "1h"\n'
 NOW = 1_000_000.0
 PIECE = 4096
 """Bytes of a log that come at once, about."""

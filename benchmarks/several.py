@@ -43,7 +43,7 @@ def apart(quick: bool) -> list[Figure]:
     found = []
     seconds = 10 if quick else 60
     for count in (8,) if quick else (8, 64):
-        with stage(extra=f'sharing = "apart"\napart_users = {count}\n') as node:
+        with stage(extra=f'sharing = "per-user"\nmax_users = {count}\n') as node:
             node.start_agent()
             clients = [node.client(ALICE + number, "sleep", "600") for number in range(count)]
             for client in clients:

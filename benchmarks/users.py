@@ -15,7 +15,7 @@ WORDS = "agent, gate and api"
 
 
 def many_users(quick: bool) -> list[Figure]:
-    """The default policy: one user, and as many as may have a control daemon at a time (``apart_users``)."""
+    """The default policy: one user, and as many as may have a control daemon at a time (``max_users``)."""
     seconds, most = (5, 8) if quick else (30, USERS)
     seen = []
     for count in (1, most):

@@ -7,9 +7,9 @@
 Each GPU has an agent of its own with all users on one server, the fourteen neighbours of busy_ends.py, and victims that
 end every `--gap` seconds by
 
-    order       `client terminate`                     run-term, run-int   SIGTERM, Ctrl-C to `mpsagent-cli run`
+    order       `terminate`                     run-term, run-int   SIGTERM, Ctrl-C to `mpsagent-cli run`
     runtime     `kill` of mpsagent-runtime             max-runtime         max_runtime, 8 s
-    over        over_limits, partitioning by context   relayed             `client terminate` of a client behind a relay
+    over        on_limit_exceeded, partitioning by context   relayed   `terminate` of a client behind a relay
 
 `--ways plain-int,plain-term,plain-kill`: Ctrl-C, SIGTERM and SIGKILL of programs that are not started by `mpsagent-cli
 run`, as a control: mpsagent cannot protect the neighbours then. `--crowd light`: three neighbours of the same user.
@@ -49,7 +49,7 @@ from tests.conformance import rig as rigs
 from tests.scenes.stage import AS_USER, REPOSITORY, Agent, Machine, Stage
 
 ERIN, FRANK, GRACE = 20005, 20006, 20007
-"""Users with max_runtime, with over_limits, and with a relay."""
+"""Users with max_runtime, with on_limit_exceeded, and with a relay."""
 USER_OF = {"max-runtime": ERIN, "over": FRANK, "relayed": GRACE}
 WAYS = ["order", "run-term", "run-int", "runtime", *USER_OF]
 BY_ITSELF = ("max-runtime", "over")
@@ -64,25 +64,25 @@ os.execv(words[0], words)
 """
 POLICY = f"""
 [limits]
-threads = 50
-memory = "6G"
+active_threads = '50%'
+memory_limit = "6G"
 [user.{ERIN}]
 max_runtime = "8s"
 [user.{FRANK}]
-over_limits = "terminate"
-[hang]
-terminate = "10s"
-kill_grace = "5s"
+on_limit_exceeded = "terminate"
+[timeouts]
+client_terminate = "10s"
+sigkill_delay = "5s"
 """
 TURNS = """
-[switch]
-after = "5s"
+[turn]
+time_limit = "5s"
 grace = "1s"
 [limits]
-memory = "6G"
-[hang]
-terminate = "10s"
-kill_grace = "5s"
+memory_limit = "6G"
+[timeouts]
+client_terminate = "10s"
+sigkill_delay = "5s"
 """
 WORKS = [
     ("graph", "exit"), ("torch", "exit"), ("queue", "exit"), ("graph", "stay"), ("small", "exit"), ("torch", "exit"),
@@ -280,7 +280,7 @@ class Lane:
         while time.time() < until - 12 and failures < 3:
             try:
                 if self.agent is None or self.programs is None:
-                    agent, programs = self.open(POLICY, 'sharing = "together"\n')
+                    agent, programs = self.open(POLICY, 'sharing = "one-server"\n')
                     self.relay()
                     self.neighbours = programs.crowd(self.options.crowd)
                     self.say(f"{len(self.neighbours)} neighbours are at work")
@@ -330,7 +330,7 @@ class Lane:
 
     def turns(self, until: float) -> None:
         """Users have turns on one server; those whose turn it is are at work until its end."""
-        _, programs = self.open(TURNS, 'sharing = "turns"\nserver = "shared"\n')
+        _, programs = self.open(TURNS, 'sharing = "turns"\nserver_scope = "all"\n')
         while time.time() < until:
             for uid in (ALICE, BOB):
                 mine = [one for way, one in self.pool if way == str(uid)]

@@ -44,7 +44,7 @@ NODE = 64, 8
 def stages(here: Lane) -> tuple[Stage, Stage]:
     """A stage without mpsagent, and one with the default policy."""
     bare, default = here.stage(), here.stage()
-    default.policy("", extra='sharing = "apart"\n')
+    default.policy("", extra='sharing = "per-user"\n')
     agent = default.start_agent()
     default.answering(agent)
     default.until(lambda: agent.api.status()["gate"]["in_force"], "the gate is open")

@@ -44,6 +44,7 @@ from campaigns import fault_report
 from campaigns.begin import facts, parser, place, uuids
 from campaigns.fault_report import MODES, Round
 from tests.conformance import rig as rigs
+from tests.policies import WAYS
 from tests.scenes.stage import A, B, Client, Machine, Stage, StageError
 
 WATCH = 10.0
@@ -55,13 +56,13 @@ LAST = 60.0
 """Seconds that the rounds which run when the time is over may still take."""
 POLICY = """
 [limits]
-threads = 100
-[switch]
-after = "1h"
-[hang]
-fault = "1s"
-terminate = "1s"
-kill_grace = "1s"
+active_threads = '100%'
+[turn]
+time_limit = "1h"
+[timeouts]
+fault_recovery = "1s"
+client_terminate = "1s"
+sigkill_delay = "1s"
 """
 AT = re.compile(r"\] (step|work now|oob launch|oob sync) (\S+) at ([\d.]+)")
 
@@ -163,9 +164,7 @@ class Lane:
         place = self.place.with_name(f"{self.place.name}{self.stages}")
         self.stage = stage = Stage(self.backend, place, self.machine, quick=self.backend.name == "sim")
         if self.agent:
-            lines = {"own": 'server = "own"', "shared": 'server = "shared"'}
-            sharing = lines.get(self.mode, f'sharing = "{self.mode}"')
-            stage.policy(POLICY, extra=f'{sharing}\ndevices = ["{self.uuid}"]')
+            stage.policy(POLICY, extra=f'{WAYS[self.mode]}devices = ["{self.uuid}"]')
             agent = stage.start_agent()
             stage.answering(agent)
             if self.mode == "apart":

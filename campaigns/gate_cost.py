@@ -35,7 +35,7 @@ BATCH = 16  # with single pictures the processors of the machine are measured: p
 def cost(here: Here, out: Out) -> None:
     """Throughput behind the gate over that of a bare daemon, and what agent and gate use while eight clients work."""
     gated, bare = here.stage(), here.stage()
-    agent = gated.with_agent("[limits]\nthreads = 100\n")
+    agent = gated.with_agent("[limits]\nactive_threads = '100%'\n")
     bare.without_agent()
     cores = sorted(os.sched_getaffinity(0))
     crew = Crew(here, cores[::2] + cores[1::2])  # neighbours may be one core with two threads
@@ -65,7 +65,7 @@ def processor(here: Here, out: Out) -> None:
     """What agent and gate use while eight clients work and nothing else opens a GPU: each open is a look at who is
     outside MPS, so nothing else may run on the machine."""
     stage = here.stage()
-    agent = stage.with_agent("[limits]\nthreads = 100\n")
+    agent = stage.with_agent("[limits]\nactive_threads = '100%'\n")
     seconds = 3.0 if here.quick or here.sim else ALONE
     clients = [stage.client(A, "work", int((seconds + 60) * 100)) for _ in range(8)]
     for client in clients:

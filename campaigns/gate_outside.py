@@ -31,7 +31,7 @@ NEAR = 64
 def outside(here: Here, out: Out) -> None:
     many, idle = (6, 3.0) if here.quick else (MANY, IDLE)
     stage = here.stage()
-    agent = stage.with_agent('[limits]\nthreads = 5\n[switch]\nafter = "never"\n', server="shared")
+    agent = stage.with_agent('[limits]\nactive_threads = "5%"\n[turn]\ntime_limit = "never"\n', server="shared")
     stage.until(lambda: agent.api.status()["devices"][0]["seen"], "the first look is over")
     time.sleep(2)
     took, shares = shares_of(stage, lambda: time.sleep(idle))

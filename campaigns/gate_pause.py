@@ -20,7 +20,7 @@ from mpsagent.system.processes import stopped
 from tests.scenes.stage import REPOSITORY, A, Agent, B, Stage
 
 UIDS = (A, B)
-POLICY = '[limits]\nmemory = "10G"\n[switch]\naction = "pause"\nslice = "{slice:g}s"\n'
+POLICY = '[limits]\nmemory_limit = "10G"\n[turn]\non_expiry = "pause"\npause_slice = "{slice:g}s"\n'
 PATIENCE = 120.0
 
 
@@ -111,7 +111,7 @@ def deaths(here: Here, out: Out, stage: Stage, agent: Agent) -> None:
     rows = out.table("The agent is killed", "phase", "files", "standing before", "standing after the unit's thaw")
     stage.stop_agent(agent)
     for phase in ("waiting", "freezing", "frozen"):
-        stage.policy(POLICY.format(slice=600.0 if phase == "waiting" else 2.0), extra='server = "shared"')
+        stage.policy(POLICY.format(slice=600.0 if phase == "waiting" else 2.0), extra='server_scope = "all"')
         agent = stage.again()
         ours = [start(here, stage, uid, 10**6) for uid in UIDS]
         pids = [one.pid for one in ours]

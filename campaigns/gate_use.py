@@ -27,7 +27,7 @@ CLOSE = 0.05
 """How far figures may be from NVML's own."""
 WORK = 20.0
 COST = 20.0
-WAYS = {"turns": 'server = "shared"', "apart": 'sharing = "apart"', "together": 'sharing = "together"'}
+WAYS = {"turns": 'server_scope = "all"', "apart": 'sharing = "per-user"', "together": 'sharing = "one-server"'}
 Moment = tuple[float, float, float, dict[int, float]]
 """When, utilisation, joules so far, and utilisation by process."""
 
@@ -120,7 +120,7 @@ def series(agent: Agent, name: str) -> dict[int, float]:
 def cost(here: Here, out: Out) -> None:
     """Eight clients at work with a memory limit, and nothing else that opens a GPU."""
     stage = here.stage()
-    stage.with_agent('[limits]\nmemory = "4G"\n', server="shared")
+    stage.with_agent('[limits]\nmemory_limit = "4G"\n', server="shared")
     clients = [stage.client(A, "duty", 0.1, COST + 60) for _ in range(8)]
     for client in clients:
         client.known()

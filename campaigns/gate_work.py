@@ -18,17 +18,17 @@ from tests.scenes.stage import A, Agent, B, C, Client, D, Json, Stage, StageErro
 
 SHARES = f"""
 [user.{A}]
-threads = 60
-memory = "25%"
+active_threads = '60%'
+memory_limit = "25%"
 [user.{B}]
-threads = 20
-memory = "8G"
+active_threads = '20%'
+memory_limit = "8G"
 [user.{C}]
-threads = {{ sms = 26 }}
-memory = "3333M"
+active_threads = 26
+memory_limit = "3333M"
 [user.{D}]
-threads = 20
-memory = "8G"
+active_threads = '20%'
+memory_limit = "8G"
 """
 FRAMEWORKS = {
     "PyTorch": ("torch", A, '60, "25%"', 60.0, {}),
@@ -238,7 +238,10 @@ def namespaces(here: Here, out: Out) -> None:
         *("the agent lists it as", "inside MPS", "bare MPS", "good"),
     )
     bare = here.stage()
-    policy = f'[limits]\nthreads = 40\nmemory = "3333M"\n[user.{B}]\nthreads = 20\nmemory = "2G"\n'
+    policy = (
+        f'[limits]\nactive_threads = "40%"\nmemory_limit = "3333M"\n[user.{B}]\nactive_threads = "20%"\n'
+        'memory_limit = "2G"\n'
+    )
     without: dict[str, str] = {}
     for name in (*NAMESPACES, AS_ROOT):
         if not without:

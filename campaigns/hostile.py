@@ -73,6 +73,7 @@ from mpsagent.mps.units import multiprocessors_for_percent
 from mpsagent.system.processes import stopped
 from tests.agent.forgery import Forger
 from tests.conformance import rig as rigs
+from tests.policies import SCOPES
 from tests.scenes.stage import A, Agent, B, C, Client, D, E, Json, Machine, Stage, seconds_of
 from tests.setuid import become as become_uid
 from tests.setuid import setuid_python
@@ -95,26 +96,26 @@ SUBORDINATE = 300_000
 """The first of many uids of one person."""
 POLICY = f"""
 [limits]
-threads = {PERCENT}
-memory = "{LIMIT}M"
+active_threads = '{PERCENT}%'
+memory_limit = "{LIMIT}M"
 {{limits}}
 [user.{A}]
 {{alice}}
 {{users}}
-[switch]
+[turn]
 {{switch}}
-[hang]
-control = "{HANG:g}s"
-fault = "2s"
-terminate = "{TERMINATE:g}s"
-kill_grace = "{KILL:g}s"
+[timeouts]
+control_daemon = "{HANG:g}s"
+fault_recovery = "2s"
+client_terminate = "{TERMINATE:g}s"
+sigkill_delay = "{KILL:g}s"
 """
-SWITCH = f'after = "{AFTER:g}s"\ngrace = "{GRACE:g}s"'
+SWITCH = f'time_limit = "{AFTER:g}s"\ngrace = "{GRACE:g}s"'
 WAYS = {
     "own": ("own", ""),
     "shared": ("shared", ""),
-    "together": ("own", 'sharing = "together"'),
-    "apart": ("own", 'sharing = "apart"'),
+    "together": ("own", 'sharing = "one-server"'),
+    "apart": ("own", 'sharing = "per-user"'),
 }
 TURNS, AT_ONCE = ("own", "shared"), ("together", "apart")
 STEP = re.compile(r"\] step \d+ at ([\d.]+)")
@@ -238,7 +239,8 @@ class Play:
         server, extra = WAYS[self.row.way]
         more = self.options.limits.replace(";", "\n") + "\n" + limits
         self.stage.policy(
-            POLICY.format(alice=alice, switch=switch, limits=more, users=users), extra=f'server = "{server}"\n{extra}'
+            POLICY.format(alice=alice, switch=switch, limits=more, users=users),
+            extra=f'server_scope = "{SCOPES[server]}"\n{extra}',
         )
         agent = self.stage.start_agent()
         self.stage.answering(agent)
@@ -474,7 +476,7 @@ ENOUGH_TIME = 10.0
 
 def environment(play: Play) -> None:
     """alice's clients lift their limits and take twice as much; another client of hers, and bob, keep to theirs."""
-    play.begin(switch='after = "2m"\ngrace = "1s"')
+    play.begin(switch='time_limit = "2m"\ngrace = "1s"')
     stage, turns = play.stage, play.turns
     full = stage.client(A, "alloc", play.right[1] - 4, 90)
     play.honest.append(full)
@@ -577,7 +579,7 @@ def relay_past_the_count(play: Play) -> None:
 def relay_past_the_turn(play: Play) -> None:
     """alice's work goes through her relay; bob comes."""
     pause = play.row.way == "shared"
-    play.begin(switch='action = "pause"\nslice = "3s"' if pause else SWITCH)
+    play.begin(switch='on_expiry = "pause"\npause_slice = "3s"' if pause else SWITCH)
     _, through = relayed(play)
     hers = play.stage.client(A, "mind", 120, **through)
     hers.working()
@@ -669,7 +671,7 @@ def loop_of_errors(play: Play) -> None:
 
 def all_contexts(play: Play) -> None:
     """One process makes 60 contexts, then others come."""
-    play.begin(alice='max_clients = 1\nmemory = "40G"')
+    play.begin(alice='max_clients = 1\nmemory_limit = "40G"')
     if not play.turns:
         play.mind(B).working()
     greedy = play.stage.client(A, "contexts", 60, 60)
@@ -875,7 +877,7 @@ PARTITIONS = "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING"
 
 def take_more(play: Play) -> None:
     """alice asks for all multiprocessors in her environment; by partitioning she gets them, and is named and ended."""
-    play.begin(switch='after = "2m"\ngrace = "1s"')
+    play.begin(switch='time_limit = "2m"\ngrace = "1s"')
     if not play.turns:
         play.mind(B).working()
     more = play.stage.client(A, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="100")
@@ -1067,7 +1069,7 @@ def _faulty(play: Play, mode: str, seconds: float) -> None:
     if mode == "spin":
         time.sleep(0.5)
         hers.signal(signal.SIGKILL)
-    bound = 2.0 + TERMINATE + KILL + START  # hang.fault
+    bound = 2.0 + TERMINATE + KILL + START  # timeouts.fault_recovery
     play.arrives(C, TURN + bound if play.turns else bound).ended(10)
     play.arrives(D, START).ended(10)
     play.kept_working(excused=play.row.way == "together")
@@ -1229,7 +1231,9 @@ LOADS: dict[str, Load] = {
     "come_and_come": Load(coming, AT_ONCE, {"alice": "max_clients = 4"}),
     "knock": Load(knocking),
     "H4": Load(
-        lambda play: play.stage.client(A, "contexts", 60, 60), AT_ONCE, {"alice": 'max_clients = 1\nmemory = "40G"'}
+        lambda play: play.stage.client(A, "contexts", 60, 60),
+        AT_ONCE,
+        {"alice": 'max_clients = 1\nmemory_limit = "40G"'},
     ),
     "forge": Load(forging, ("own", "apart")),
     "ask": Load(asking_on),
@@ -1571,7 +1575,7 @@ def main() -> int:
         "--slack", type=float, default=-1.0, help="seconds that a busy machine may add to each bound"
     )
     arguments.add_argument("--part", choices=("all", "attacks", "time", "short"), default="all")
-    arguments.add_argument("--limits", default='over_limits = "terminate"', help="more keys of [limits]")
+    arguments.add_argument("--limits", default='on_limit_exceeded = "terminate"', help="more keys of [limits]")
     arguments.add_argument("--pairs", type=int, default=12, help="at most, while it is not clear what they show")
     options = arguments.parse_args()
     if unknown := {one.partition(":")[0] for one in options.only} - set(ATTACKS) | set(options.ways) - set(WAYS):

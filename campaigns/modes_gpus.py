@@ -15,14 +15,16 @@ EIGHT = tuple(range(20001, 20009))
 OTHER_EIGHT = tuple(range(20011, 20019))
 UNEVEN = (1, 2, 3, 4, 6, 7, 8, 9)
 """Clients of each user: 40 together, as eight users with five each."""
-POLICY = '[limits]\nthreads = 10\nmemory = "1G"\n[hang]\nfault = "2s"\nkill_grace = "1s"\n'
-SECOND = """sharing = "together"
+POLICY = (
+    '[limits]\nactive_threads = "10%"\nmemory_limit = "1G"\n[timeouts]\nfault_recovery = "2s"\nsigkill_delay = "1s"\n'
+)
+SECOND = """sharing = "one-server"
 [instance.second]
 devices = ["{uuid}"]
-sharing = "together"
+sharing = "one-server"
 pipe_directory = "{pipe}"
 log_directory = "{log}/second"
-control_program = "{control}"
+control_daemon_path = "{control}"
 [agent]
 placement = "least-loaded"
 """
@@ -52,7 +54,7 @@ def placement(here: Lane, out: Out) -> None:
     out.check(apart[1] == 0, f"{apart[1]} clients on the other GPU were hit")
     two.end()
     one = here.stage()
-    agent = here.agent(one, POLICY, 'sharing = "together"\n', here.gpus[:2])
+    agent = here.agent(one, POLICY, 'sharing = "one-server"\n', here.gpus[:2])
     _load(here, out, loads, one, "one for both GPUs", EIGHT, (5,) * 8)
     devices = {uid: str(number // 4) for number, uid in enumerate(EIGHT)}
     both = _fault(out, faults, one, agent, "one for both GPUs", devices)

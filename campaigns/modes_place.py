@@ -36,7 +36,7 @@ def serves(agent: Agent) -> bool:
     """Users apart have no control daemon before they come."""
     status = agent.api.status()
     return bool(status["gate"]["in_force"]) and all(
-        one["mode"]["sharing"] == "apart" or (one["control"] and one["control"]["running"])
+        one["mode"]["sharing"] == "per-user" or (one["control"] and one["control"]["running"])
         for one in status["instances"]
     )
 

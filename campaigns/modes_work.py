@@ -13,7 +13,7 @@ from campaigns.modes_place import Lane, rows_of
 from campaigns.workers import Crew, Worker, rate, windows
 from tests.scenes.stage import Agent, Json, Stage, StageError
 
-NO_TURN_ENDS = '[switch]\nafter = "never"\n'
+NO_TURN_ENDS = '[turn]\ntime_limit = "never"\n'
 T2 = (20001, 20002)
 T4 = (20003, 20004, 20005, 20006)
 FREE = (20007, 20008)
@@ -33,12 +33,12 @@ def throughput(here: Lane, out: Out) -> None:
         "measured before, one at a time",
     )  # fmt: skip
     long, short = (0.5, 0.5) if here.sim else (4.0, 3.0)
-    policy = f"[user.{T2[0]}]\nthreads = 60\n[user.{T2[1]}]\nthreads = 20\n"
-    policy += "".join(f"[user.{uid}]\nthreads = 25\n" for uid in T4)
+    policy = f"[user.{T2[0]}]\nactive_threads = '60%'\n[user.{T2[1]}]\nactive_threads = '20%'\n"
+    policy += "".join(f"[user.{uid}]\nactive_threads = '25%'\n" for uid in T4)
     crew = Crew(here, here.cores, here.gpus[0])
     stages = {name: here.stage() for name in ("together", "apart", "turns", "bare", "outside")}
-    here.agent(stages["together"], policy, 'sharing = "together"\n')
-    here.agent(stages["apart"], policy, 'sharing = "apart"\n')
+    here.agent(stages["together"], policy, 'sharing = "one-server"\n')
+    here.agent(stages["apart"], policy, 'sharing = "per-user"\n')
     here.agent(stages["turns"], NO_TURN_ENDS)
     plain_daemon(here, stages["bare"])
     two, four = (60.0, 60.0, 20.0, 20.0), (25.0,) * 4
@@ -155,10 +155,10 @@ def latency(here: Lane, out: Out) -> None:
     policy = ""
     for uid, much, little in SETS.values():
         for number in (HEAVY, *SMALL):
-            policy += f"[user.{uid + number}]\nthreads = {much if number == HEAVY else little:g}\n"
+            policy += f"[user.{uid + number}]\nactive_threads = '{much if number == HEAVY else little:g}%'\n"
     stages = {name: here.stage() for name in ("together", "apart", "turns", "outside")}
-    here.agent(stages["together"], policy, 'sharing = "together"\n')
-    here.agent(stages["apart"], policy, 'sharing = "apart"\n')
+    here.agent(stages["together"], policy, 'sharing = "one-server"\n')
+    here.agent(stages["apart"], policy, 'sharing = "per-user"\n')
     turns = here.agent(stages["turns"], NO_TURN_ENDS)
     crew = Crew(here, here.cores, here.gpus[0])
 

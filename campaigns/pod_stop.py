@@ -245,7 +245,7 @@ class Pods:
         since = time.monotonic()
         if kind == "preStop":
             hook = [self.python, "-m", "mpsagent.cli.main", "--socket", str(self.agent.api.path)]
-            hook += ["client", "terminate", "--mine", "--deadline", "20s"]
+            hook += ["terminate", "--mine", "--timeout", "20s"]
             request = CRI["ExecSyncRequest"](container_id=pod, cmd=hook, timeout=30)
             self.containerd.ask("ExecSync", request, "ExecSyncResponse")  # it is killed where the container ends first
         self.containerd.ask("StopContainer", CRI["ContainerRequest"](container_id=pod, timeout=GRACE))
@@ -292,7 +292,7 @@ def main() -> int:
         signal.setitimer(signal.ITIMER_REAL, options.seconds)
         with Stage(backend, base / "stage", machine) as stage:
             try:
-                stage.with_agent("[limits]\nthreads = 20\n", extra='sharing = "together"')
+                stage.with_agent("[limits]\nactive_threads = '20%'\n", extra='sharing = "one-server"')
                 with containerd_beside(stage, base / "ctd", base / "programs") as containerd:
                     pods = Pods(stage, containerd, USERS[0], USERS[1 : NEIGHBOURS + 1])
                     for kind in [one for one in ROUNDS if one in (options.only or ROUNDS)]:

@@ -38,7 +38,7 @@ def main() -> int:
     options = parser(__doc__, 25.0).parse_args()
     with place(options.sim) as (backend, machine, base), Stage(backend, base / "stage", machine) as stage:
         about = facts(backend, machine)
-        agent = stage.with_agent("", extra='sharing = "together"')
+        agent = stage.with_agent("", extra='sharing = "one-server"')
         os.environ |= {"MPSAGENT_SOCKET": str(agent.api.path), "PYTHONPATH": stage.python_environment()["PYTHONPATH"]}
         run = [sys.executable, "-c", "from mpsagent.cli.main import main; main()", "run", "--", *ONE]
         found: dict[bool, list[tuple[float, float]]] = {False: [], True: []}

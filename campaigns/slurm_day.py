@@ -79,8 +79,8 @@ CONTEXT = 2048
 """MiB that contexts and PyTorch may take of a share; the shares are 14 GiB apart."""
 UNSEEN = 0.01
 """The part of a GPU's memory that NVML counts, and so the policy, and CUDA does not."""
-POLICY = f"[limits]\nthreads = {OUTSIDE}\ntotal_threads = 100\n"
-PAUSING = f'{POLICY}[switch]\naction = "pause"\nslice = "1h"\n[user.{USERS[0]}]\nswitch.slice = "2s"\n'
+POLICY = f"[limits]\nactive_threads = '{OUTSIDE}%'\ntotal_active_threads = '100%'\n"
+PAUSING = f'{POLICY}[turn]\non_expiry = "pause"\npause_slice = "1h"\n[user.{USERS[0]}]\nturn.pause_slice = "2s"\n'
 LONG = 90.0
 
 
@@ -402,7 +402,7 @@ class Day:
             if not options:
                 if ask_first:
                     status, said = self.stage.cli(
-                        self.agent, "client", "terminate", "--job", f"slurm-{job}", "--now", "--deadline", "20s"
+                        self.agent, "terminate", "--job", f"slurm-{job}", "--now", "--timeout", "20s"
                     )
                     check(status == 0, said)
                 with contextlib.suppress(StageError):  # it may have ended
@@ -417,7 +417,7 @@ class Day:
             good = sum("last CUDA_SUCCESS" in self.cluster.said(one) for one in beside)
             faults = len(self.agent.found("server.fault", since=began))
             all_finished, all_faults = all_finished + good, all_faults + faults
-            how = "`client terminate --job`, then scancel" if ask_first else how
+            how = "`terminate --job`, then scancel" if ask_first else how
             rows.append(f"| {how} | {self.ended(job)} | {took:.1f} | {good} of {len(beside)} | {faults} |")
             head = "| the job is stopped | how it ended | after s | neighbours that finished | faults of MPS |"
             self.figures["stopped"] = "\n".join([head, "|" + "---|" * 5, *rows])
@@ -537,7 +537,7 @@ class Day:
 
 
 TOGETHER = ("shares", "waits", "drains", "killed", "cancelled")
-"""Steps with `sharing = "together"`; the step `paused` has turns."""
+"""Steps with `sharing = "one-server"`; the step `paused` has turns."""
 NAMED = ("day", "stops_with", "stops_without")
 
 
@@ -595,7 +595,8 @@ def main() -> int:
         signal.setitimer(signal.ITIMER_REAL, options.seconds)
         try:
             for name, all_steps, policy, instance in (
-                ("together", (*TOGETHER, *NAMED), POLICY, 'sharing = "together"'), ("turns", ("paused",), PAUSING, ""),
+                ("together", (*TOGETHER, *NAMED), POLICY, 'sharing = "one-server"'),
+                ("turns", ("paused",), PAUSING, ""),
             ):  # fmt: skip
                 if steps := tuple(step for step in all_steps if step in (options.only or [*TOGETHER, "paused"])):
                     logs += played(backend, base / name, machine, below, steps, policy, instance, rows)

@@ -47,8 +47,8 @@ CLIENT = "/opt/cuda-client"
 ALICE, BOB = "2001", "2002"
 GIB = 1 << 10
 SHARES = {ALICE: (60, 6), BOB: (20, 3)}
-POLICY = '[limits]\nthreads = 40\nmemory = "4G"\n' + "".join(
-    f'[user.{uid}]\nthreads = {share}\nmemory = "{size}G"\n' for uid, (share, size) in SHARES.items()
+POLICY = '[limits]\nactive_threads = "40%"\nmemory_limit = "4G"\n' + "".join(
+    f'[user.{uid}]\nactive_threads = "{share}%"\nmemory_limit = "{size}G"\n' for uid, (share, size) in SHARES.items()
 )
 KILLS = 5
 
@@ -236,7 +236,7 @@ class Day:
     def reload(self) -> None:
         """A good policy takes hold, a bad one is refused with a reason and changes nothing."""
         node = self.node
-        node.write("/etc/mpsagent/policy.d/20-new.toml", f"[user.{BOB}]\nthreads = 30\n")
+        node.write("/etc/mpsagent/policy.d/20-new.toml", f"[user.{BOB}]\nactive_threads = '30%'\n")
         node.systemctl("reload", "mpsagent.service")
         self.shares[BOB] = (30, self.shares[BOB][1])
         self.figures["after reload"] = self.serve(BOB)

@@ -54,7 +54,7 @@ signal.signal(signal.SIGUSR2, toggle)
 threading.setprofile(call)
 sys.setprofile(call)
 """
-POLICY = '[limits]\nthreads = 40\n[switch]\nafter = "5s"\ngrace = "1s"\n'
+POLICY = '[limits]\nactive_threads = "40%"\n[turn]\ntime_limit = "5s"\ngrace = "1s"\n'
 
 
 class Watched(Stage):

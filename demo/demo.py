@@ -30,18 +30,18 @@ LIMITS: dict[int, tuple[float, str]] = {
 """Percent of the multiprocessors, and device memory as the policy has it."""
 POLICY = """\
 [limits]
-threads = 10
-memory = "1G"
+active_threads = '10%'
+memory_limit = "1G"
 {users}
-[switch]
-after = "{after}s"
+[turn]
+time_limit = "{after}s"
 grace = "{grace}s"
-[hang]
-control = "2s"
+[timeouts]
+control_daemon = "2s"
 server = "2s"
-fault = "1s"
-terminate = "2s"
-kill_grace = "1s"
+fault_recovery = "1s"
+client_terminate = "2s"
+sigkill_delay = "1s"
 [agent]
 on_stop = "quit"
 stop_timeout = "1s"
@@ -129,7 +129,7 @@ class Demo:
         time.sleep(0.2)
         stuck.signal(signal.SIGSTOP)
         self.show.deed(BOB, f"stops it (SIGSTOP {stuck.pid})")
-        self.show.deed(0, f"mpsagent-cli client terminate {stuck.pid}")
+        self.show.deed(0, f"mpsagent-cli terminate {stuck.pid}")
         self.stage.order("terminate", pid=stuck.pid)
         stuck.wait()
         self.facts.removed(stuck, [neighbour])
@@ -196,7 +196,7 @@ class Demo:
 def without_policy(show: Show) -> bool:
     """The default: all users work at once. Returns whether they did."""
     show.scene("Without a policy: every user works at once, on a control daemon of the user's own")
-    with Stage("", sharing="apart") as stage:
+    with Stage("", sharing="per-user") as stage:
         stage.start_agent()
         until("the gate", lambda: stage.ask("/v1/status")["gate"]["in_force"])
         clients = [stage.client(uid, "sleep", "600") for uid in NAMES]
@@ -221,7 +221,7 @@ def main() -> int:
     quick = parser.parse_args().quick
     after, grace = (1.0, 0.5) if quick else (3.0, 1.0)
     users = "\n".join(
-        f'[user.{uid}]  # {NAMES[uid]}\nthreads = {threads:g}\nmemory = "{memory}"'
+        f'[user.{uid}]  # {NAMES[uid]}\nactive_threads = "{threads:g}%"\nmemory_limit = "{memory}"'
         for uid, (threads, memory) in LIMITS.items()
     )
     root, me = os.geteuid() == 0, os.geteuid()

@@ -29,6 +29,10 @@ MARK = "MPSSIM_STAGE"
 PATIENCE = 60.0
 
 
+SCOPES = {"own": "user", "shared": "all"}
+"""`server_scope` of the policy by the parameter `server` of a stage."""
+
+
 class StageError(Exception):
     """Something that should have come did not; says what."""
 
@@ -136,7 +140,7 @@ class Stage:
         simulator.install(self.sim, gpus=gpus)
         (self.directory / "policy.toml").write_text(
             f'{policy}\n[instance.stage]\npipe_directory = "{self.pipe}"\nlog_directory = "{self.logs}"\n'
-            f'control_program = "{self.control}"\nsharing = "{sharing}"\nserver = "{server}"\n'
+            f'control_daemon_path = "{self.control}"\nsharing = "{sharing}"\nserver_scope = "{SCOPES[server]}"\n'
             + 'devices = ["each"]\n' * each
             + extra
         )

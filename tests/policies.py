@@ -7,6 +7,18 @@ import re
 from mpsagent.policy.files import load
 from mpsagent.policy.policy import Policy
 
+WAYS = {
+    "own": 'sharing = "turns"\nserver_scope = "user"\n',
+    "shared": 'sharing = "turns"\nserver_scope = "all"\n',
+    "together": 'sharing = "one-server"\n',
+    "apart": 'sharing = "per-user"\n',
+}
+"""Lines for [instance.NAME] by the tests' short name of a way of sharing."""
+SCOPES = {"own": "user", "shared": "all"}
+"""`server_scope` by the tests' short name."""
+SHARING = {"turns": "turns", "together": "one-server", "apart": "per-user"}
+"""`sharing` by the tests' short name."""
+
 
 def policy(*texts: str) -> Policy:
     """Of files 0.toml, 1.toml … without a mistake."""

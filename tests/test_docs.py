@@ -327,8 +327,8 @@ def test_examples_are_found_and_told_apart() -> None:
     assert kinds.count("sh") >= 20
     assert kinds.count("toml") >= 6
     assert kinds.count("json") >= 1
-    made = examples("    [limits]\n    threads = 5\n\nand\n\n    curl x\n\n```json\n{}\n```\n")
-    assert made == [("json", "{}\n"), ("toml", "[limits]\nthreads = 5\n"), ("sh", "curl x\n")]
+    made = examples("    [limits]\n    active_threads = '5%'\n\nand\n\n    curl x\n\n```json\n{}\n```\n")
+    assert made == [("json", "{}\n"), ("toml", "[limits]\nactive_threads = '5%'\n"), ("sh", "curl x\n")]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -362,9 +362,9 @@ def complaint(command: str) -> str:
 
 
 def test_commands_that_there_are_not_are_found() -> None:
-    assert complaint("client kill 7") == "no command kill"
+    assert complaint("lease kill 7") == "no command kill"
     assert complaint("report --by user --weekly") == "no option --weekly"
-    assert complaint('client terminate "$(pgrep x)"') == complaint("policy diff || true") == complaint("top") == ""
+    assert complaint('terminate "$(pgrep x)"') == complaint("policy diff || true") == complaint("top") == ""
 
 
 def shown(*pages: Path) -> str:

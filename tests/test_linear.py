@@ -137,7 +137,7 @@ def test_neither_do_bytes_that_are_no_lines(text: bytes, reader: Callable[[str],
     assert_linear(lambda: reader("Control"), [piece] * (PIECES + 1))
 
 
-@pytest.mark.parametrize("text", ["", '[user.5]\naccess = "deny"\n[group.g]\nswitch.after = "1h"\n'])
+@pytest.mark.parametrize("text", ["", '[user.5]\naccess = "deny"\n[group.g]\nturn.time_limit = "1h"\n'])
 def test_ten_times_the_users_who_wait_take_ten_times_the_work(text: str) -> None:
     """With 3,000 uids (subordinate ids of one user) an agent took all of a processor though nothing happened, and what
     it was asked took 25 s: rules were kept for 1,024 users."""
@@ -180,7 +180,10 @@ def test_ten_times_the_users_at_work_take_ten_times_the_work() -> None:
 
 def test_what_changes_nothing_for_users_works_out_no_user_s_limits_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """468,799 rows of tables were made in 4,808 looks of an engine with 300 users, together."""
-    core, made = _waiting('[limits]\nthreads = 20\n[instance.gpu]\nsharing = "together"\n', 100), list[int]()
+    core, made = (
+        _waiting('[limits]\nactive_threads = "20%"\n[instance.gpu]\nsharing = "one-server"\n', 100),
+        list[int](),
+    )
     limits = Rules.limits
     monkeypatch.setattr(Rules, "limits", lambda rules, devices: made.append(rules.who.uid) or limits(rules, devices))
     core.receive(inp.ControlRuns(2e9, 40, 2e9, "/p/control", True), 2e9)

@@ -14,6 +14,7 @@ from mpsagent.agent.problem import Json, Problem
 from mpsagent.agent.settings import Settings
 from mpsagent.core import inputs as inp
 from mpsagent.core.model import Client, State
+from mpsagent.core.pause_room import has_to_leave
 from mpsagent.mps.units import iso
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.origins import PolicyError
@@ -170,11 +171,29 @@ class Acting:
         found = await self._each(instance, order)
         return {"draining": False, "drained": any(drained), **found}
 
+    async def extend_turn(self, uid: int, seconds: float, by: int) -> Json:
+        """Let the turn of a user go on for ``seconds`` more than it would, or than until now if no end is known."""
+        now, user = self._clock.now(), self._name(uid) or f"uid {uid}"
+        turns = [(one, view, view.turn) for one in self._agents if (view := one.core.view()).turn is not None]
+        found = next(((one, view, turn) for one, view, turn in turns if turn is not None and turn.uid == uid), None)
+        if found is None:
+            raise Problem(409, f"{user} has no turn at present", "turn", "see `mpsagent-cli status`")
+        agent, view, turn = found
+        if not turn.let_in:
+            raise Problem(409, f"the turn of {user} is ending already", "turn")
+        if not has_to_leave(view, uid):
+            raise Problem(409, f"the turn of {user} has no time limit", "turn", f"mpsagent-cli policy explain {user}")
+        until = max(now, turn.ends or now) + seconds
+        agent.record("turn.extended", now, uid=uid, by=by, until=until)
+        agent.take([inp.TurnExtended(now, uid, until)])
+        agent.store.put(saved.EXTENDED, saved.extended_rows(agent.core))
+        return {"uid": uid, "user": self._name(uid), "until": iso(until), **await self._written_down()}
+
     async def restart(
         self, timeout: float | None, by: int, instance: str | None = None, *, dry_run: bool = False
     ) -> Json:
         """Start the control daemon again, also where starts have failed; a running one is asked to quit first, when its
-        clients have ended or after ``timeout`` seconds (None: the policy's ``kill_grace``). All, or none: in a drain
+        clients have ended or after ``timeout`` seconds (None: the policy's ``sigkill_delay``). All, or none: in a drain
         nothing is started, and who works would lose it for nothing."""
         now = self._clock.now()
         drains = [lane.drain for one in self._those(instance) for lane in one.state.lanes.values()]

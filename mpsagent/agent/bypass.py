@@ -104,7 +104,7 @@ class Bypass:
             if ending == one.ending:
                 continue
             self.found[pid] = one._replace(ending=ending)
-            fields = {"pid": pid, "uid": one.seen.uid, "rule": "instance.bypass", "enforce": policy.enforce}
+            fields = {"pid": pid, "uid": one.seen.uid, "rule": "instance.on_outside_mps", "enforce": policy.enforce}
             if ending is not None and number is None:
                 record("bypass.warned", now, **fields, ends=ending.due)
             elif ending is not None and number is not None:
@@ -214,7 +214,7 @@ def is_server(pid: int) -> bool:
 
 def mode_trouble(wanted: str, modes: Mapping[str, str], ours: Iterable[str]) -> str | None:
     """Return the GPUs that are not in the ``wanted`` mode, in words; ``modes`` by UUID, in the policy's words."""
-    if wanted == "leave":
+    if wanted == "unchanged":
         return None
     wrong = [f"{modes[uuid]} on {uuid}" for uuid in ours if uuid in modes and modes[uuid] != wanted]
     return f"the compute mode is {', '.join(wrong)}; the policy wants {wanted}" if wrong else None

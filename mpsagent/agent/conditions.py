@@ -94,14 +94,14 @@ def note_lane(conditions: Conditions, core: Core, lane: Key, now: float) -> None
     view, memories = core.view(lane), core.memories.lanes[lane]
     state = view.state
     silent = "the control daemon does not answer" if state.lane.silent_since is not None else None
-    what_then = "after hang.control the agent resumes or kills what hangs"
-    if not state.policy.enforce_hang:
-        what_then = "hangs are only reported (enforce = false); mpsagent-cli restart"
+    what_then = "after timeouts.control_daemon the agent resumes or kills what hangs"
+    if not state.policy.enforce:
+        what_then = 'hangs are only reported (mode = "report"); mpsagent-cli restart-mps'
     conditions.set("control daemon silent", silent, now, what_then)
     failed = (
         "the control daemon does not start or stay up; users who wait are refused" if memories.hangs.failed else None
     )
-    do = "look at mpsagent-cli events; the agent tries again once a minute, and mpsagent-cli restart tries at once"
+    do = "look at mpsagent-cli events; the agent tries again once a minute, and mpsagent-cli restart-mps tries at once"
     conditions.set("control daemon failed", failed, now, do)
     failure = state.lane.start_failure
     starting = None
@@ -121,7 +121,7 @@ def note_lane(conditions: Conditions, core: Core, lane: Key, now: float) -> None
         who = ", ".join(f"client {pid} of uid {uid} on server {server.pid}" for pid, uid, server in kept[:MOST_NAMED])
         what = f"a process that has ended keeps its place and its memory, because another one holds them open: {who}"
     conditions.set("kept open", what, now, do)
-    do = "end those processes" if state.policy.enforce_hang else "hangs are only reported (enforce = false); end them"
+    do = "end those processes" if state.policy.enforce else "hangs are only reported (mode = 'report'); end them"
     conditions.set("fault", _lasting_fault(view, now), now, f"{do}: until then all clients of that server are held")
     gate, of_gate = state.gate, state.lane
     do = "make room there; a gate that starts now without the agent holds all clients"
@@ -135,8 +135,8 @@ def note_lane(conditions: Conditions, core: Core, lane: Key, now: float) -> None
 
 
 FAULT_SLACK = 15.0
-"""Seconds beyond `hang.fault` and `kill_grace` until a FAULT counts as lasting: a server without such clients is asked
-and shut down by force within 6 s, and reports itself well again some seconds later."""
+"""Seconds beyond `timeouts.fault_recovery` and `sigkill_delay` until a FAULT counts as lasting: a server without such
+clients is asked and shut down by force within 6 s, and reports itself well again some seconds later."""
 
 
 def _lasting_fault(view: View, now: float) -> str | None:
@@ -212,16 +212,11 @@ Unsure = Iterator[tuple[str, str | None]]
 def _policy(view: View) -> Unsure:
     """Yield the topics that the policy itself only reports."""
     policy = view.policy
-    off = {path for path, setting in policy.settings.items() if path[-1] == "enforce" and not setting.value}
-    single = sorted({f"{path[0]} {path[1]}" for path in off if path[0] in ("user", "group")})
-    nothing = "nothing is enforced: the policy says enforce = false, so rules are only reported"
+    off = [path for path, one in policy.settings.items() if path[-1] == "mode" and one.value == "report"]
+    single = sorted({f"{path[0]} {path[1]}" for path in off if len(path) == 3})
+    nothing = 'nothing is enforced (mode = "report"): rules are only reported'
     yield "enforce", None if policy.enforce else nothing
-    for topic, so, what in (
-        ("limits enforce", ("limits", "enforce") in off, "limits are not enforced: [limits] enforce = false"),
-        ("switch enforce", ("switch", "enforce") in off, "turns do not end: [switch] enforce = false"),
-        ("hang enforce", not policy.enforce_hang, "hangs and faults are only reported: [hang] enforce = false"),
-        ("user enforce", bool(single), f"the policy is not enforced for {some(single)}"),
-    ):
+    for topic, so, what in (("user enforce", bool(single), f"the policy is not enforced for {some(single)}"),):
         yield topic, what if so and policy.enforce else None
 
 

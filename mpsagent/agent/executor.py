@@ -326,8 +326,8 @@ class Executor:
             environment = mps_environment(policy, self._where)
             found = await self._supervisor.start(environment, action.threads, multiuser=action.multiuser)
             if not isinstance(found, Running) and found.kind is ProblemKind.UNSUPPORTED:
-                if policy.sharing == "together":
-                    return self._not_started(f'{found.text}, so sharing = "together" is not possible')
+                if policy.sharing == "one-server":
+                    return self._not_started(f'{found.text}, so sharing = "one-server" is not possible')
                 self.multiuser_problem = found.text
                 found = await self._supervisor.start(environment, action.threads)
         if not isinstance(found, Running):
@@ -359,7 +359,7 @@ def mps_environment(policy: Policy, where: directories.Directories) -> dict[str,
     found["CUDA_MPS_PROTOCOL_VERSION"] = "2"  # from driver 615 on there is another one, in which the gate cannot speak
     found["CUDA_MPS_PIPE_DIRECTORY"] = where.hidden
     found["CUDA_MPS_LOG_DIRECTORY"] = where.log
-    if policy.compute_mode != "leave":
+    if policy.compute_mode != "unchanged":
         found["MPSAGENT_COMPUTE_MODE"] = policy.compute_mode  # for the unit, see mpsagent-control@.service
     if policy.devices:
         found["CUDA_VISIBLE_DEVICES"] = ",".join(policy.devices)

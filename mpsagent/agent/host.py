@@ -190,7 +190,8 @@ class Agent(Recorder):
         looking = self._look_for_devices()
         await self._begin(self.lanes[None])
         await asyncio.gather(*map(self._made, apart.users(self.name, self._left())))
-        self.absorb([*saved.drain(earlier, self.clock.now()), *saved.leases(earlier, self.clock.now())])
+        now = self.clock.now()
+        self.absorb([*saved.drain(earlier, now), *saved.leases(earlier, now), *saved.extended(earlier, now)])
         self._forget_drain()
         if not self.devices:
             await asyncio.wait({looking}, timeout=GPU_WAIT)

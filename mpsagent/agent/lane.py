@@ -127,7 +127,7 @@ class Lane:
             self.up_since = now
             self._record("control.adopted", now, pid=found.pid, how=found.how)
             what = _differs(found, self.where.log, self._core.state.policy.devices)
-            self.conditions.set("adopted", what, now, "when no client works: mpsagent-cli restart")
+            self.conditions.set("adopted", what, now, "when no client works: mpsagent-cli restart-mps")
             return [control_runs(found, self.where, now)]
         if found.kind is ProblemKind.UNSAFE:
             self.conditions.set("control daemon", found.text, now, do=" && ".join(found.commands))
@@ -232,7 +232,7 @@ class Lane:
         self.conditions.set("control daemon", what, now, "see mpsagent-cli events")
         problem = executor.multiuser_problem
         what = None if problem is None else f"{problem}, so each turn has a server of its own"
-        self.conditions.set("shared server", what, now, 'set server = "own" in [instance.NAME]')
+        self.conditions.set("shared server", what, now, 'set server_scope = "user" in [instance.NAME]')
 
 
 def _differs(found: Running, log_directory: str, devices: Sequence[str]) -> str | None:

@@ -13,12 +13,12 @@ from mpsagent.core.view import View
 from mpsagent.mps.units import iso, parse_duration
 from mpsagent.policy import parse, values
 from mpsagent.policy.identity import Identity
-from mpsagent.policy.keys import OF_CGROUPS, key
+from mpsagent.policy.keys import ATTRIBUTES_OF_CGROUPS, OF_CGROUPS, key
 from mpsagent.policy.shares import Lease
 
 KEYS: dict[str, type | tuple[type, ...]] = {
-    "uid": int, "cgroup": str, "pid": int, "threads": (int, float, dict), "memory": (str, dict),
-    "total_threads": (int, float, dict), "total_memory": str, "max_clients": int, "until": str, "name": str,
+    "uid": int, "cgroup": str, "pid": int, "active_threads": (int, str), "memory_limit": (str, dict),
+    "total_active_threads": (int, str), "total_memory_limit": str, "max_clients": int, "until": str, "name": str,
 }  # fmt: skip
 LONGEST = 366 * 86400.0
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,99}", re.ASCII)
@@ -53,12 +53,12 @@ def asked(body: Json, now: float) -> Asked:
         cgroup = None if cgroup is None else parse.cgroup(cgroup)
         for where in OF_CGROUPS:
             if body.get(where) is not None:
-                read = parse.total_threads if where == "threads" else key("limits", where).kind.parse
-                share[where] = read(body[where])
+                read = parse.total_threads if where == "active_threads" else key("limits", where).kind.parse
+                share[ATTRIBUTES_OF_CGROUPS[where]] = read(body[where])
     except parse.Wrong as error:
         raise Problem(400, error.faults[0].problem, where, error.faults[0].hint) from None
     if not share:
-        raise Problem(400, "how much?", "threads", f"give one of {', '.join(OF_CGROUPS)}, or several")
+        raise Problem(400, "how much?", "active_threads", f"give one of {', '.join(OF_CGROUPS)}, or several")
     job = body.get("name")
     if job is not None and NAME.fullmatch(job) is None:
         raise Problem(400, f"{job[:40]!r} is no name of a job", "name", "at most 100 letters, digits and . _ : / @ -")
@@ -92,10 +92,10 @@ def shown(one: Lease, view: View, who: Identity | None = None, clients: Sequence
         "user": None if who is None else who.name,
         "cgroup": one.cgroup,
         "pid": None if one.process is None else one.process[0],
-        "threads": values.written(one.share.threads),
-        "memory": None if one.share.memory is None else {k: _size(size) for k, size in one.share.memory.items()},
-        "total_threads": values.written(one.share.total_threads),
-        "total_memory": None if one.share.total_memory is None else _size(one.share.total_memory),
+        "active_threads": values.written(one.share.threads),
+        "memory_limit": None if one.share.memory is None else {k: _size(size) for k, size in one.share.memory.items()},
+        "total_active_threads": values.written(one.share.total_threads),
+        "total_memory_limit": None if one.share.total_memory is None else _size(one.share.total_memory),
         "max_clients": one.share.max_clients,
         "limits": limits,
         "since": iso(one.since),

@@ -83,7 +83,7 @@ class LogSide:
         for name, follower in self.followers.items():
             gone = follower.missing and since is not None and now > since + 3.0
             what = f"{follower.path} has gone while MPS runs; MPS never opens it again" if gone else None
-            do = f"{BLIND}, unless the agent has the old file open still; when all is idle: mpsagent-cli restart"
+            do = f"{BLIND}, unless the agent has the old file open still; when all is idle: mpsagent-cli restart-mps"
             conditions.set(f"{name}.log missing", what, now, do)
         if self._other is not None and not start_time(self._other):
             self._other = None

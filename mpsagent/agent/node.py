@@ -227,7 +227,7 @@ class Node(Recorder):
         made = instances(self.policy, self._machine, self._exclusive)
         if not made:
             raise OSError('devices = ["each"], and there is no GPU; see nvidia-smi -L')
-        self.own = self.policy.placement == "own"
+        self.own = self.policy.placement == "by-directory"
         return with_own_directories(made, self.settings.run_directory) if self.own else made
 
     def _earlier(self, everything: dict[str, Any], agent: Agent) -> dict[str, Any]:
@@ -530,7 +530,7 @@ class Node(Recorder):
             left.append(agent.use_policy(one))
         if fresh:
             left.append(f"{', '.join(fresh)} added: takes hold when the agent is started again")
-        if self.own is not (policy.placement == "own"):
+        if self.own is not (policy.placement == "by-directory"):
             left.append(f'placement = "{policy.placement}" takes hold when the agent is started again')
         return "; ".join(dict.fromkeys(one for one in left if one is not None)) or None
 

@@ -72,7 +72,7 @@ class Observer:
             self.outside()
         conditions.set("bypass", self._bypass.trouble(), now, bypass.advice(state.policy.pipe_directory))
         self._lifted.look()
-        do = "MPS cannot prevent it (docs/security.md): mpsagent-cli client terminate PID, or the policy's over_limits"
+        do = "MPS cannot prevent it (docs/security.md): mpsagent-cli terminate PID, or on_limit_exceeded"
         conditions.set("over limits", lifted_limits.trouble(self._core.view()), now, do)
         conditions.expire(now)
         busy = state.held or any(one.state.clients for one in self._inside())

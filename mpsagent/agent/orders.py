@@ -34,7 +34,8 @@ PATIENCE = 5.0
 """Seconds for a message, and for a name service to say whether somebody is an administrator."""
 _Keys = Mapping[str, type | tuple[type, ...]]
 _PID: _Keys = {"pid": int}
-_TIMEOUT: _Keys = {"timeout": (str, int, float, type(None))}
+_SPAN = (str, int, float, type(None))
+_TIMEOUT: _Keys = {"timeout": _SPAN}
 _INSTANCE: _Keys = {"instance": (str, type(None))}
 IsAdmin = Callable[[int], Awaitable[bool]]
 
@@ -181,15 +182,14 @@ def _body(message: bytes) -> Json:
     return body
 
 
-def _seconds(body: Json) -> float | None:
-    """Its ``timeout``."""
-    timeout = body.get("timeout")
+def _seconds(body: Json, key: str = "timeout") -> float | None:
+    timeout = body.get(key)
     try:
         seconds = parse_duration(timeout) if isinstance(timeout, str) else timeout
         if seconds is not None and not 0 <= seconds <= 366 * 86400:
             raise ValueError("it is negative, or longer than a year")
     except ValueError as error:
-        raise Problem(400, f"timeout: {error}", "timeout", "as JSON also a number of seconds") from None
+        raise Problem(400, f"{key}: {error}", key, "as JSON also a number of seconds") from None
     return None if seconds is None else float(seconds)
 
 
@@ -212,6 +212,8 @@ ORDERS: dict[str, tuple[str, _Keys, Callable[[Acting, Json, int], Coroutine[Any,
     "resume": ("resume", _INSTANCE, lambda takes, body, by: takes.resume(by, body.get("instance"))),
     "restart": ("restart MPS", {**_TIMEOUT, **_INSTANCE, "dry_run": bool}, lambda takes, body, by:
                 takes.restart(_seconds(body), by, body.get("instance"), **_given(body, "dry_run"))),
+    "extend-turn": ("extend a turn", {"uid": int, "by": _SPAN}, lambda takes, body, by:
+                    takes.extend_turn(body.get("uid", -1), _seconds(body, "by") or 0.0, by)),
     "reload": ("reload the policy", {}, lambda takes, body, by: takes.reload(by)),
     "diff": ("compare the policy files, which it may not be able to read", {},
              lambda takes, body, by: takes.policy_diff()),

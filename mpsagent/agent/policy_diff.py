@@ -7,7 +7,7 @@ from typing import Any
 
 from mpsagent.mps.limits import Device
 from mpsagent.policy.identity import Identity
-from mpsagent.policy.keys import KEYS, MASTER, Key, Scope
+from mpsagent.policy.keys import KEYS, Key, Scope
 from mpsagent.policy.origins import key_text
 from mpsagent.policy.policy import IN_RULES, Policy
 
@@ -69,8 +69,8 @@ def _where(origin: dict[str, Any]) -> str:
 
 
 def _differs(old: Policy, new: Policy, key: Key) -> bool:
-    """Of the settings that are not a user's; ``enforce`` may be written in two places and shows with the users."""
-    if key.scope is Scope.USER or key.in_rules or key.path in MASTER:
+    """Return whether a setting that is not a user's differs."""
+    if key.scope is Scope.USER or key.in_rules:
         return False
     return bool(getattr(old, key.field) != getattr(new, key.field))
 

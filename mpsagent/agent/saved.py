@@ -36,11 +36,13 @@ RELEASED = "released"
 LEASES = "leases"
 DRAINED = "drained"
 """The drain that was ordered for the whole node, for instances that are added to the policy later."""
+EXTENDED = "extended"
+"""Until when users' turns do not end, by an administrator's order."""
 INSTANCE = "instance"
 """The name of the only instance, which names nothing that it keeps."""
 OF_NODE = (LEASE, LEASES, DRAINED, INSTANCE)
 OF_THIS_BOOT = (CLIENTS, RELEASED)
-TIMES = ("turn", "served", "suspended", "usage", LEASES, "drain", DRAINED, "ending", CLIENTS)
+TIMES = ("turn", "served", "suspended", EXTENDED, "usage", LEASES, "drain", DRAINED, "ending", CLIENTS)
 SINCE_1970 = 1e8
 """Floats of this size are times."""
 MOST = 1000
@@ -235,6 +237,18 @@ def drain(kept: Mapping[str, Any], now: float) -> list[inp.Input]:
         until = None if until is None else _number(until)
         by = None if row.get("by") is None else int(row["by"])
         return [inp.DrainOrdered(now, _number(row["since"]), until, bool(row.get("restart")), by)]
+    return []
+
+
+def extended_rows(core: Core) -> list[list[Any]]:
+    return [[uid, until] for uid, until in core.state.extended.items()]
+
+
+def extended(kept: Mapping[str, Any], now: float) -> list[inp.Input]:
+    """Return the turns that were given more time, as long as that is not over."""
+    with suppress(*_DAMAGED):
+        rows = [(int(uid), _number(until)) for uid, until in kept[EXTENDED][:MOST]]
+        return [inp.TurnExtended(now, uid, until) for uid, until in rows if until > now]
     return []
 
 

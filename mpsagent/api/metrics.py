@@ -301,7 +301,7 @@ _OF_USERS: dict[tuple[str, str], Callable[[Json], list[tuple[Mapping[str, Any], 
 def _runs(page: Json) -> bool:
     """An instance apart has none of its own: its users' come and go."""
     control = page["control"]
-    return page["mode"]["sharing"] == "apart" or (control is not None and bool(control["running"]))
+    return page["mode"]["sharing"] == "per-user" or (control is not None and bool(control["running"]))
 
 
 def _count(page: Json, what: str) -> int:

@@ -182,9 +182,10 @@ class User(TypedDict):
     paused: Time | None
 
 
-class UserApart(TypedDict):
-    """A user's control daemon with ``sharing = "apart"``. ``name``: of its directory in /run/mpsagent/instances, with
-    its pipe directory; ``control``: its pid, null while it does not run; ``servers``: pids; ``waiting``: processes."""
+class UserDaemon(TypedDict):
+    """A user's control daemon with ``sharing = "per-user"``. ``name``: of its directory in /run/mpsagent/instances,
+    with its pipe directory; ``control``: its pid, null while it does not run; ``servers``: pids; ``waiting``:
+    processes."""
 
     name: str
     uid: int
@@ -197,10 +198,11 @@ class UserApart(TypedDict):
 
 
 class Lease(TypedDict):
-    """A share for a job. ``name``: what the batch system calls it. ``threads``: percent or ``{"sms": N}``, null: as the
-    user's; ``memory``: bytes or a part by device ("" for each); ``total_…``, ``max_clients``: what its
-    processes have together, null: no more than their users; ``limits``: what a process of its user gets with it, null
-    where no user is given or it is not known who that is; ``clients``: the pids of the job's clients."""
+    """A share for a job. ``name``: what the batch system calls it. ``active_threads``: "25%" or a number of
+    multiprocessors, null: as the user's; ``memory_limit``: bytes or a part by device ("" for each); ``total_…``,
+    ``max_clients``: what its processes have together, null: no more than their users; ``limits``: what a process of its
+    user gets with it, null where no user is given or it is not known who that is; ``clients``: the pids of the job's
+    clients."""
 
     id: int
     name: str | None
@@ -208,10 +210,10 @@ class Lease(TypedDict):
     user: str | None
     cgroup: str | None
     pid: int | None
-    threads: float | dict[str, int] | None
-    memory: dict[str, int | str] | None
-    total_threads: float | dict[str, int] | None
-    total_memory: int | str | None
+    active_threads: str | int | None
+    memory_limit: dict[str, int | str] | None
+    total_active_threads: str | int | None
+    total_memory_limit: int | str | None
     max_clients: int | None
     limits: Limits | None
     since: Time
@@ -419,19 +421,19 @@ class Page(TypedDict):
 
 
 class Instance(Page):
-    """With ``sharing = "apart"`` the page has all users' servers and clients, and ``apart`` their control daemons."""
+    """With ``sharing = "per-user"`` the page has all users' servers and clients; ``daemons``: their control daemons."""
 
     name: str
     log_directory: str
     environment: dict[str, str]
-    apart: list[UserApart]
+    daemons: list[UserDaemon]
 
 
 class Status(Page):
-    """``environment``: what users' programs need to find MPS, another one for each instance with ``placement = "own"``;
-    ``pipe_directory``: its CUDA_MPS_PIPE_DIRECTORY. ``instances``: each one's own page. With several of them the lists
-    are those of all, each row with its ``instance``, and ``control``, ``turn``, ``holder`` and the last change and
-    fault are null, because each instance has its own."""
+    """``environment``: what users' programs need to find MPS, another one for each instance with
+    ``placement = "by-directory"``; ``pipe_directory``: its CUDA_MPS_PIPE_DIRECTORY. ``instances``: each one's own page.
+    With several of them the lists are those of all, each row with its ``instance``, and ``control``,
+    ``turn``, ``holder`` and the last change and fault are null, because each instance has its own."""
 
     agent: Agent
     health: Health

@@ -265,10 +265,10 @@ def status(page: Page, about: About, now: float) -> Json:
             continue
         users = {user.name: _page(user, page, about, now) for user in users_of(page, one.name)}
         mine = _page(one, page, about, now)
-        pages[one.name] = mine = _with_users(mine, users) if mine["mode"]["sharing"] == "apart" else mine
+        pages[one.name] = mine = _with_users(mine, users) if mine["mode"]["sharing"] == "per-user" else mine
         parts.append({
             "name": one.name, "log_directory": one.view.policy.log_directory, "environment": dict(one.environment),
-            **mine, "apart": [_user_apart(*user) for user in users.items()],
+            **mine, "daemons": [_user_daemon(*user) for user in users.items()],
         })  # fmt: skip
     wrong = problems(about.conditions)
     first = next(one.view.policy for one in page.instances if one.name in pages)
@@ -304,7 +304,7 @@ def _page(one: Instance, page: Page, about: About, now: float) -> Json:
     sure = [c for c in about.conditions if c.bad == "not sure" and (not c.where or one.name in c.where)]
     return {
         "mode": {
-            "sharing": view.sharing, "server": "shared" if view.shared else "own", "enforced": view.policy.enforce,
+            "sharing": view.sharing, "server": "all" if view.shared else "user", "enforced": view.policy.enforce,
             "why": exclusive(view.policy),
         },
         "devices": [device(each, page.gpus) for each in (state.devices if one.devices_known else ())],
@@ -363,7 +363,7 @@ def _gate(views: Sequence[View]) -> Json:
     )  # fmt: skip
 
 
-def _user_apart(name: str, page: Json) -> Json:
+def _user_daemon(name: str, page: Json) -> Json:
     """The control daemon of a user apart."""
     control, found = page["control"] or {}, apart.split(name)
     return {

@@ -13,15 +13,15 @@ _POLICY = """\
 [agent]
 on_stop = "quit"
 stop_timeout = "5s"
-[switch]
-after = "1h"
+[turn]
+time_limit = "1h"
 {limits}
 [instance.bench]
 sharing = "{mode}"
 pipe_directory = "{place}/pipe"
 log_directory = "{place}/log"
 devices = [{gpus}]
-control_program = "{control}"
+control_daemon_path = "{control}"
 """
 START, STOP = 30.0, 15.0
 """Seconds that the gate's socket and the end of the agent may take."""

@@ -11,8 +11,8 @@ from typing import Any
 from mpsagent.bench.results import Row
 
 # Apart in print, and for eyes that do not tell red from green: a mark for each mode, colours by Okabe and Ito.
-_LINES = {"off": ("#000000", "s"), "turns": ("#0072B2", "o"), "together": ("#D55E00", "^"), "apart": ("#009E73", "D"),
-          "node": ("#CC79A7", "v")}  # fmt: skip
+_LINES = {"off": ("#000000", "s"), "turns": ("#0072B2", "o"), "one-server": ("#D55E00", "^"),
+          "per-user": ("#009E73", "D"), "node": ("#CC79A7", "v")}  # fmt: skip
 
 
 def drawn(found: Sequence[Row], units: dict[str, str], title: str, form: str) -> bytes:

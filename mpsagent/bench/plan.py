@@ -9,11 +9,11 @@ from itertools import groupby
 from mpsagent.bench.torch_workloads import TORCH
 
 OFF, NODE = "off", "node"
-SHARING = ("turns", "together", "apart")
+SHARING = ("turns", "one-server", "per-user")
 MODES = (OFF, *SHARING, NODE)
 """Without MPS; MPS started for this run with each sharing mode; through the MPS of the node, as it is."""
 SECONDS = 5.0
-START = {OFF: 1.0, NODE: 1.0, "turns": 1.5, "together": 1.5, "apart": 2.0}
+START = {OFF: 1.0, NODE: 1.0, "turns": 1.5, "one-server": 1.5, "per-user": 2.0}
 """Seconds from the start of a run's processes to the first step, about."""
 CONTEXT = 0.1
 """Seconds between two contexts behind the gate."""

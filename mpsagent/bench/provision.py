@@ -13,7 +13,7 @@ from typing import Any
 from mpsagent.bench.plan import Run
 from mpsagent.bench.results import Figure
 
-MODE = "together"
+MODE = "one-server"
 ALONE, RULE = "alone: ", "rule: "
 
 
@@ -39,7 +39,7 @@ def rules(weights: Sequence[float], multiprocessors: int) -> list[Rule]:
         Rule("even", "100/n percent each", percent([100 / count] * count)),
         Rule("overlapping", "100/(0.5 n) percent each", percent([200 / count] * count)),
         Rule("weighted", "percent by weight", percent([100 * weight / whole for weight in weights])),
-        Rule("exact", "multiprocessors by weight, none shared", tuple(f"{{ sms = {one} }}" for one in exact)),
+        Rule("exact", "multiprocessors by weight, none shared", tuple(map(str, exact))),
     ]
     return list({rule.threads: rule for rule in reversed(found)}.values())[::-1]
 
@@ -47,7 +47,7 @@ def rules(weights: Sequence[float], multiprocessors: int) -> list[Rule]:
 def sections(rule: Rule, users: Sequence[str]) -> str:
     """Lines of a policy that give each user the limit of its program."""
     pairs = zip(users, rule.threads, strict=True) if rule.threads else ()
-    return "".join(f"[user.{user}]\nthreads = {threads}\n" for user, threads in pairs)
+    return "".join(f"[user.{user}]\nactive_threads = '{threads}%'\n" for user, threads in pairs)
 
 
 def plan(programs: Sequence[str], found: Sequence[Rule], users: Sequence[str], seconds: float) -> list[Run]:

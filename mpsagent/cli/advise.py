@@ -37,9 +37,10 @@ MEMORY = 0.5
 @options.json
 @click.pass_obj
 def advise(path: str, since: float, as_json: bool) -> None:
-    """Which way of sharing and which limits would have served better.
+    """Recommend a way of sharing and limits from the history.
 
-    By the history: who waited, who was at work at the same time, how much of the GPU was handed out. Changes nothing.
+    It looks at waiting times, at users who worked at the same time, and at the unused part of the GPU. It changes
+    nothing.
     """
     from mpsagent.policy import apart
 
@@ -140,7 +141,7 @@ def _advice(found: Json, sharing: str) -> Iterator[tuple[str, str, str]]:
     if sharing == "turns":
         if found["waited_behind_others_seconds"] >= much:
             yield (
-                f'sharing = "together", threads = {each} in [limits]',
+                f'sharing = "one-server", active_threads = "{each}%" in [limits]',
                 f"users waited {behind} in all while another had the GPU, in {busy} of use; the longest wait was "
                 f"{longest}, and for 95 % of the time at most {usual} wanted it at once",
                 f"each client has {each} % of the threads, and a fault hits all users: there were {faults}",
@@ -149,12 +150,12 @@ def _advice(found: Json, sharing: str) -> Iterator[tuple[str, str, str]]:
         alone = found["alone_seconds"] / (found["busy_seconds"] or 1)
         if alone >= ALONE and found["threads_in_use_percent"] < HANDED:
             yield (
-                f"threads = {min(100, 2 * each)} in [limits]",
+                f'active_threads = "{min(100, 2 * each)}%" in [limits]',
                 f"one user alone was at work in {alone:.0%} of {busy} of use, and only "
                 f"{found['threads_in_use_percent']:.0f} % of the threads were in use",
                 f'two at once share more often; with sharing = "turns" they would have waited {overlap}',
             )
-        if faults >= days and found["users"] > 1 and sharing != "apart":  # apart they are their users' alone
+        if faults >= days and found["users"] > 1 and sharing != "per-user":  # apart they are their users' alone
             yield (
                 'sharing = "turns"',
                 f"{faults} faults in {many(round(days), 'day')} ended {found['faulted']} clients, of all users who "
@@ -170,7 +171,7 @@ def _advice(found: Json, sharing: str) -> Iterator[tuple[str, str, str]]:
             )
     if (one := found["fullest"]) and (part := one["used"] / one["limit"]) < MEMORY:
         yield (
-            "lower memory in [limits]",
+            "lower memory_limit in [limits]",
             f"of {many(one['clients'], 'client')} the fullest used {limit_text(one['used'])} of "
             f"{limit_text(one['limit'])} ({part:.0%})",
             "who needs more then cannot have it",

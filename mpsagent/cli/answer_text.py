@@ -155,10 +155,10 @@ def _gpus(devices: list[Json]) -> str:
 
 def _mps(body: Json, now: datetime) -> tuple[str, str]:
     control, mode = body["control"], body["mode"]
-    form = "one server for all users" if mode["server"] == "shared" else "a server for each turn"
-    form = "all users together on one server" if mode["sharing"] == "together" else form
-    if mode["sharing"] == "apart":
-        count = sum(1 for one in body["apart"] if one["control"])
+    form = "one server for all users" if mode["server"] == "all" else "a server for each turn"
+    form = "all users together on one server" if mode["sharing"] == "one-server" else form
+    if mode["sharing"] == "per-user":
+        count = sum(1 for one in body["daemons"] if one["control"])
         return f"a control daemon for each user: {count or 'none'} {'runs' if count < 2 else 'run'} now", ""
     if control is None or not control["running"]:
         return f"the control daemon does not run ({form})", "bad"

@@ -10,7 +10,9 @@ from typing import Any, TextIO
 
 from mpsagent.cli import client
 
-FINE, UNHEALTHY, USAGE, UNREACHABLE, DRAINING = 0, 1, 2, 3, 4
+FINE, UNHEALTHY, USAGE, UNREACHABLE, DRAINING, DENIED, NOT_FOUND, CONFLICT = range(8)
+"""Exit statuses."""
+_OF_ANSWERS = {403: DENIED, 404: NOT_FOUND, 409: CONFLICT, 429: UNREACHABLE, 503: UNREACHABLE}
 PROBE = 1.0
 """Seconds that a probe waits for the agent: with its own start, on a busy machine too, it takes less than two."""
 Json = dict[str, Any]
@@ -110,18 +112,28 @@ def act(path: str, order: str, body: Any, as_json: bool) -> None:
 
 
 def unreachable(gone: client.Unreachable) -> None:
-    print(f"mpsagent-cli: {gone}", file=sys.stderr)
-    print("  see: systemctl status mpsagent; start it: systemctl enable --now mpsagent", file=sys.stderr)
+    hint = "see: systemctl status mpsagent; start it: systemctl enable --now mpsagent"
+    failed({"detail": str(gone), "hint": hint})
     sys.exit(UNREACHABLE)
 
 
 def refused_and_exit(refused: client.Refused) -> None:
-    complain(refused.error or {"detail": f"status {refused.status}"})
-    sys.exit(UNREACHABLE if refused.status in (429, 503) else UNHEALTHY if refused.status >= 500 else USAGE)
+    failed(refused.error or {"detail": f"status {refused.status}"})
+    sys.exit(_OF_ANSWERS.get(refused.status, UNHEALTHY if refused.status >= 500 else USAGE))
 
 
 _PLAIN = {"pid", "user", "policy", "server", "lease", "drain", "timeout", "instance", "after", "cursor"}
 """Places of a mistake that its words name anyhow."""
+
+
+def failed(error: Json) -> None:
+    """Say why nothing else comes: as JSON on standard output if JSON was asked for."""
+    if "--json" in sys.argv:
+        import json
+
+        print(json.dumps({"error": error}))
+    else:
+        complain(error)
 
 
 def complain(error: Json) -> None:

@@ -34,8 +34,8 @@ def _counts(_: click.Context, option: click.Parameter, text: str) -> list[int]:
 
 
 @click.command()
-@click.option("--modes", callback=_names, metavar="LIST", help="Of off, turns, together, apart, node.  [default: all "
-              "but node as root, else off,node]")  # fmt: skip
+@click.option("--modes", callback=_names, metavar="LIST", help="Of off, turns, one-server, per-user, node.  "
+              "[default: all but node as root, else off,node]")  # fmt: skip
 @click.option("--workloads", callback=_names, metavar="LIST", help="Which ones; --list names them.  [default: all]")
 @click.option("--processes", callback=_counts, default="1,2,4,8,16", show_default=True, metavar="LIST",
               help="How many at once, a run for each of these.")  # fmt: skip
@@ -49,9 +49,9 @@ def _counts(_: click.Context, option: click.Parameter, text: str) -> list[int]:
 @click.option("--png", type=_file, metavar="FILE", help="The same.")
 @click.option("--html", type=_file, metavar="FILE", help="A page that needs nothing else.")
 @options.json
-@click.option("--list", "only_list", is_flag=True, help="Say what the workloads are, and measure nothing.")
+@click.option("--list", "only_list", is_flag=True, help="List the workloads, and measure nothing.")
 @click.option("--yes", is_flag=True, help="Begin without a question.")
-@click.option("--anyway", is_flag=True, help="Also beside the work of others, which it slows down.")
+@click.option("--anyway", is_flag=True, help="Even while others work. It slows them down.")
 @click.option("--simulated", type=click.Path(exists=True, file_okay=False, path_type=Path), hidden=True)
 @click.pass_obj
 def bench(
@@ -72,13 +72,12 @@ def bench(
     simulated: Path | None,
     **pictures: Path | None,
 ) -> None:
-    """Measure what sharing the GPU is worth on this node.
+    """Measure the throughput of each way of sharing on this node.
 
-    Small programs of the usual kinds run side by side, without MPS and with each sharing mode. For that an MPS of its
-    own is started, in namespaces of its own; the node's MPS and its policy stay as they are. Ctrl-C breaks it off;
-    what was measured until then is shown, and nothing is left behind.
+    Small programs of common kinds run at the same time, without MPS and with each way of sharing, on a separate MPS in
+    its own namespaces. The node's MPS and policy do not change. Ctrl-C stops it and shows the results so far.
 
-    Exit status: 0 measured, 1 broken off or the GPU works for others, 2 usage, or there is no GPU.
+    Exit status: 0 measured, 1 interrupted or the GPU is in use, 2 wrong usage or no GPU.
     """
     from mpsagent.bench import plan, results
     from mpsagent.bench import provision as provisioning

@@ -105,7 +105,7 @@ def replaced(pids: Iterable[int]) -> Iterator[Finding]:
             program = str(Path(f"/proc/{pid}/exe").readlink())
             if program.endswith(" (deleted)"):
                 what = f"process {pid} runs {program.removesuffix(' (deleted)')} of before an upgrade"
-                yield Finding(WARNING, "programs", what, "when no user works: mpsagent-cli restart")
+                yield Finding(WARNING, "programs", what, "when no user works: mpsagent-cli restart-mps")
                 return
 
 
@@ -210,7 +210,7 @@ def logs(directory: str, pids: Iterable[int]) -> Iterator[Finding]:
             fine = there is not None and os.path.samestat(there, status)
             if not fine:
                 what = f"process {pid} writes into {target}, which was renamed or removed: what it says is not seen"
-                do = "rotate with copytruncate; when no user works: mpsagent-cli restart"
+                do = "rotate with copytruncate; when no user works: mpsagent-cli restart-mps"
                 yield Finding(PROBLEM, topic, what, do)
                 return
     if fine:

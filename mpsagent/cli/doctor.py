@@ -100,16 +100,16 @@ def _settings_on_disk() -> Json:
 
 
 def _findings(path: str, seen: _Seen) -> Iterator[Finding]:
-    public, directory, control = map(seen.setting, ("pipe_directory", "log_directory", "control_program"))
+    public, directory, control = map(seen.setting, ("pipe_directory", "log_directory", "control_daemon_path"))
     status = seen.status
     daemons, count, logs = list[int](), 0, [directory]
     if status is not None:
         instances = status["instances"]
         daemons = [one["pid"] for part in instances for one in [part["control"], *part["servers"]] if one is not None]
-        daemons += [one["control"] for part in instances for one in part["apart"] if one["control"]]
+        daemons += [one["control"] for part in instances for one in part["daemons"] if one["control"]]
         count = min(len(part["devices"]) for part in instances)
         logs = [part["log_directory"] for part in instances]
-        logs += [f"{part['log_directory']}/u{one['uid']}" for part in instances for one in part["apart"]]
+        logs += [f"{part['log_directory']}/u{one['uid']}" for part in instances for one in part["daemons"]]
     limited = [one["pid"] for one in seen.clients if one["limits"] and one["limits"]["memory"]]
     checks: list[tuple[str, Callable[[], Iterable[Finding]]]] = [
         ("mpsagent", lambda: _agent(path, seen)),

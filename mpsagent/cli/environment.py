@@ -52,7 +52,7 @@ def env(path: str, form: str, give_way: bool = False, partitioning: bool = False
     fraction = None
     if form != "cdi":
         explained, _ = ask.asked(path, f"/v1/policy/explain?user={os.getuid()}")
-        fraction = _fraction(explained["memory"]["value"], body["devices"])
+        fraction = _fraction(explained["memory_limit"]["value"], body["devices"])
         found = found | NO_LIMIT_OF_ITS_OWN | ({} if fraction is None else {JAX: fraction})
         found |= _partitioning(explained) if partitioning else {}
     if give_way:
@@ -85,7 +85,7 @@ def _fraction(limits: Mapping[str, int | None], devices: Sequence[Mapping[str, A
 
 def _partitioning(explained: Mapping[str, Any]) -> dict[str, str]:
     """A limit that is not known yet does no harm: MPS takes the smaller one of the server's and the program's own."""
-    limit = explained["threads"]["value"] or MOST_OWN
+    limit = explained["active_threads"]["value"] or MOST_OWN
     return {
         "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING": "1",
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percent_text(min(limit, MOST_OWN)),

@@ -181,7 +181,7 @@ def until_restarted(path: str, before: Json, names: list[str], seconds: float) -
     several = [one for one in before["instances"] if one["name"] in names]
     if len(before["instances"]) < 2:  # then no record names one
         several = []
-    awaited = {one["name"] for one in several if one["mode"]["sharing"] != "apart"} or {None}
+    awaited = {one["name"] for one in several if one["mode"]["sharing"] != "per-user"} or {None}
 
     def mine(event: Json) -> bool:
         if several and event.get("instance") not in names:

@@ -11,40 +11,56 @@ from mpsagent.cli import ask, options
 from mpsagent.cli.wording import Json
 
 
+class _Share(click.ParamType[str | int]):
+    """A percentage with its sign, or a number of multiprocessors. The agent checks what it means."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | int:
+        text = str(value).strip()
+        if text.isascii() and text.isdigit():
+            return int(text[:18])
+        if not text.endswith("%"):
+            self.fail(f'{text[:40]!a} is neither a percentage like "25%" nor a number of multiprocessors', param, ctx)
+        return text
+
+
+SHARE = _Share()
+
+
 @click.group()
 def lease() -> None:
-    """A share for a job, within what its user may have."""
+    """Give jobs a share within the limits of their users."""
 
 
 @lease.command()
 @click.option("--uid", type=options.User(), help="The job's user, by uid or name.")
 @click.option("--cgroup", metavar="PATTERN", help='Its cgroup: "/slurm/uid_1001/job_17", or a unit or slice.')
-@click.option("--pid", type=options.Whole(min=1), help="A process; the job is this one and what descends from it.")
-@click.option("--threads", type=options.Number(0.1, 100),
-              help="Percent of the multiprocessors for each client process.")  # fmt: skip
-@click.option("--sms", type=options.Whole(min=2), help="The same as a number of multiprocessors.")
-@click.option("--memory", metavar="SIZE", help='Device memory of each client process: "10G", "25%".')
-@click.option("--total-threads", type=options.Number(0.1, 100), help="Percent of the multiprocessors for all together.")
-@click.option("--total-memory", metavar="SIZE", help="Memory on each device for all together.")
+@click.option("--pid", type=options.Whole(min=1), help="A process; the job is this process and its descendants.")
+@click.option("--active-threads", type=SHARE, metavar="SHARE",
+              help='Multiprocessors for each client process: "25%" or their number.')  # fmt: skip
+@click.option("--memory-limit", metavar="SIZE", help='Device memory of each client process: "10G", "25%".')
+@click.option("--total-active-threads", type=SHARE, metavar="SHARE", help="Multiprocessors for all together.")
+@click.option("--total-memory-limit", metavar="SIZE", help="Memory on each device for all together.")
 @click.option("--max-clients", type=options.Whole(min=1), help="Client processes at a time.")
 @click.option("--until", required=True, metavar="TIME", help='"2h", or a time like 2026-11-22T18:00:00Z.')
-@click.option("--name", help="What the batch system calls the job; a lease that has this name is replaced.")
+@click.option("--name", help="The batch system's name of the job. A lease with this name is replaced.")
 @options.json
 @click.pass_obj
 def add(
-    path: str, uid: int | None, cgroup: str | None, pid: int | None, threads: float | None, sms: int | None,
-    memory: str | None, total_threads: float | None, total_memory: str | None, max_clients: int | None, until: str,
-    name: str | None, as_json: bool,
+    path: str, uid: int | None, cgroup: str | None, pid: int | None, active_threads: str | int | None,
+    memory_limit: str | None, total_active_threads: str | int | None, total_memory_limit: str | None,
+    max_clients: int | None, until: str, name: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Give a job a share until a time.
+    """Give a job a share until a given time.
 
-    A process that does not fit beside the others of its job waits.
+    A process that does not fit with the others of its job waits.
     For root and the admin group. Prints the number of the lease. `report --by job` adds up by name.
     """
-    if threads is not None and sms is not None:
-        raise click.UsageError("give --threads or --sms")
-    share = {"threads": threads if sms is None else {"sms": sms}, "memory": memory}
-    share |= {"total_threads": total_threads, "total_memory": total_memory, "max_clients": max_clients}
+    share = {
+        "active_threads": active_threads, "memory_limit": memory_limit, "total_active_threads": total_active_threads,
+        "total_memory_limit": total_memory_limit, "max_clients": max_clients,
+    }  # fmt: skip
     body = {"uid": uid, "cgroup": cgroup, "pid": pid, **share, "until": until, "name": name}
     asked = {key: value for key, value in body.items() if value is not None}
     answer, raw = ask.ordered(path, "lease", asked)
@@ -59,7 +75,7 @@ def add(
 @options.json
 @click.pass_obj
 def listed(path: str, as_json: bool) -> None:
-    """Leases that are in force."""
+    """List the leases in force."""
     ask.show(path, "/v1/leases", as_json, _table)
 
 
@@ -69,10 +85,10 @@ def listed(path: str, as_json: bool) -> None:
 @click.option("--name", help="The lease with this name.")
 @options.json
 @click.pass_obj
-def end(path: str, number: int | None, cgroup: str | None, name: str | None, as_json: bool) -> None:
-    """End a lease, or those of a cgroup, if any.
+def delete(path: str, number: int | None, cgroup: str | None, name: str | None, as_json: bool) -> None:
+    """Delete a lease, or all leases of a cgroup.
 
-    Processes that were let in with it keep what they have.
+    Admitted processes keep their limits.
     """
     if sum(one is not None for one in (number, cgroup, name)) != 1:
         raise click.UsageError("give a number, --cgroup or --name")
@@ -82,8 +98,9 @@ def end(path: str, number: int | None, cgroup: str | None, name: str | None, as_
         answer, _ = ask.asked(path, "/v1/leases")
         numbers = [one["id"] for one in answer["leases"] if one[key] == value]
         if name is not None and not numbers:
-            click.echo(f"mpsagent-cli: there is no lease with the name {name!a}; see mpsagent-cli lease list", err=True)
-            sys.exit(ask.USAGE)
+            hint = "see mpsagent-cli lease list"
+            ask.failed({"detail": f"there is no lease with the name {name!a}", "hint": hint})
+            sys.exit(ask.NOT_FOUND)
     for one in numbers:
         _, raw = ask.ordered(path, "end-lease", {"number": one})
         click.echo(raw.decode().rstrip("\n") if as_json else f"lease {one} has ended")
@@ -119,18 +136,18 @@ def _how_much(one: Json) -> str:
 
     def parts(threads: Any, memory: Json) -> list[str]:
         found = []
-        if isinstance(threads, dict):
-            found.append(f"{threads['sms']} multiprocessors")
-        elif threads is not None:
-            found.append(f"{threads:g} % of threads")
+        if threads is not None:
+            found.append(
+                f"{threads} of the multiprocessors" if isinstance(threads, str) else f"{threads} multiprocessors"
+            )
         for device, size in memory.items():
             on = f" on device {device}" if device else ""
             found.append(f"{limit_text(size) if isinstance(size, int) else size}{on}")
         return found
 
-    each = parts(one["threads"], one["memory"] or {})
-    most, total = one["max_clients"], {"": one["total_memory"]} if one["total_memory"] is not None else {}
-    whole = parts(one["total_threads"], total)
+    each = parts(one["active_threads"], one["memory_limit"] or {})
+    most, total = one["max_clients"], {"": one["total_memory_limit"]} if one["total_memory_limit"] is not None else {}
+    whole = parts(one["total_active_threads"], total)
     whole += [] if most is None else [f"{most} client{'s' * (most > 1)}"]
     cut = f" (its user may have {_cut(one)})" if _cut(one) else ""
     return "; ".join([*([", ".join(each) + cut] if each else []), *([", ".join(whole) + " in all"] if whole else [])])
@@ -140,9 +157,9 @@ def _cut(one: Json) -> str:
     """What its processes get, where that is less than the lease says."""
     from mpsagent.mps.units import limits_words
 
-    limits, threads = one.get("limits") or {}, one["threads"]
-    less = isinstance(threads, int | float) and limits.get("threads", 100.0) < threads
-    for device, size in (one["memory"] or {}).items():
+    limits, threads = one.get("limits") or {}, one["active_threads"]
+    less = isinstance(threads, str) and limits.get("threads", 100.0) < float(threads.rstrip("%"))
+    for device, size in (one["memory_limit"] or {}).items():
         given = [most for on, most in limits.get("memory", {}).items() if device in ("", on)]
         less = less or (isinstance(size, int) and any(most < size for most in given))
     return limits_words(limits) if less else ""

@@ -26,9 +26,22 @@ def main() -> None:
                 if (page := pages.PAGES.get(verb)) is not None:
                     page(path, bool(options))
                     return
-        from mpsagent.cli.verbs import cli
+        _clicked()
 
-        cli(prog_name="mpsagent-cli")
+
+def _clicked() -> None:
+    import click
+
+    from mpsagent.cli import ask
+    from mpsagent.cli.verbs import cli
+
+    try:
+        cli(prog_name="mpsagent-cli", standalone_mode="--json" not in sys.argv)
+    except click.ClickException as error:
+        ask.failed({"detail": error.format_message()})
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(ask.UNHEALTHY)
 
 
 if __name__ == "__main__":

@@ -28,9 +28,9 @@ PEERS = 64
 @options.json
 @click.pass_obj
 def metrics(path: str, textfile: Path | None, listen: str | None, as_json: bool) -> None:
-    """The metrics, as text for Prometheus.
+    """Print metrics as text for Prometheus.
 
-    Exit status: 3 when mpsagent does not answer; the file then says mpsagent_up 0.
+    Exit status: 3 if mpsagent does not answer. The file then contains mpsagent_up 0.
     """
     if (listen is not None) + (textfile is not None) + as_json > 1:
         raise click.UsageError("give --textfile, --listen or --json")

@@ -10,7 +10,7 @@ import click
 from mpsagent.cli.ask import now
 from mpsagent.mps.units import parse_duration
 
-json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 class Whole(click.IntRange):

@@ -28,6 +28,8 @@ def answered(answer: Json, now: datetime) -> list[str]:
         verb = "would be" if answer["dry_run"] else "is being"
         each = [f"Client {one['pid']} of {user(one)} {verb} ended." for one in answer["ending"]]
         return each or ["no client: nothing is to be ended"]
+    if "until" in answer and "uid" in answer and "id" not in answer:
+        return [f"The turn of {user(answer)} does not end before {local(answer['until'], now)}."]
     if "steps" in answer and "dry_run" in answer:
         return _ending(answer)
     return tree(answer)

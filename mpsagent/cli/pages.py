@@ -12,7 +12,7 @@ from mpsagent.cli.ask import UNHEALTHY, Json
 
 
 def status(path: str, as_json: bool) -> None:
-    """Who has the GPU, who waits and why, and what needs you."""
+    """Show the users of the GPU, waiting users and problems."""
     from mpsagent.cli import answer_text
 
     body = ask.show(path, "/v1/status", as_json, lambda body: answer_text.status(body, ask.paint(), ask.now()))
@@ -21,9 +21,9 @@ def status(path: str, as_json: bool) -> None:
 
 
 def probe(path: str, as_json: bool) -> None:
-    """Whether all is well, within 2 seconds.
+    """Check within 2 seconds whether MPS and mpsagent are healthy.
 
-    Also when mpsagent hangs: for health checks, prologs and readiness.
+    It answers even if mpsagent hangs. For health checks, prologs and readiness.
     Exit status: 0 healthy, 1 something needs attention, 3 mpsagent does not answer, 4 healthy and draining.
     """
     sys.exit(ask.probe(path, as_json))
@@ -49,24 +49,24 @@ def top(path: str, as_json: bool, every: float = 2.0) -> None:
 
 
 def servers(path: str, as_json: bool) -> None:
-    """MPS servers, their users and limits."""
+    """List MPS servers, their users and limits."""
     from mpsagent.cli.answer_text import servers
 
     ask.show(path, "/v1/servers", as_json, lambda body: servers(body["servers"], ask.now(), ask.width()))
 
 
 def clients(path: str, as_json: bool) -> None:
-    """Processes that use or wait for the GPU through MPS."""
+    """List processes that use MPS or wait for it."""
     from mpsagent.cli.answer_text import clients
 
     ask.show(path, "/v1/clients", as_json, lambda body: clients(ask.command_lines(body["clients"]), ask.width()))
 
 
 def queue(path: str, as_json: bool) -> None:
-    """Who waits for the GPU, in order, why, and until when.
+    """List waiting users in order, with reason and latest time.
 
-    In the order in which users get it, with the latest time at which the policy gives it to each.
-    To a user who is not root it first says where that user stands.
+    The policy guarantees the latest time. For a user other than root the first line is that user's
+    position.
     """
     from mpsagent.cli import answer_text
 

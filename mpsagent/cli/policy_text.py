@@ -12,9 +12,9 @@ from mpsagent.cli.tables import WIDE, table
 from mpsagent.cli.wording import Json, local, safe, whose_turn
 from mpsagent.mps.units import duration_text, limit_text
 
-COUNTS = ("max_clients", "max_contexts", "priority", "apart_users", "shares", "processes")
+COUNTS = ("max_clients", "max_contexts", "queue_priority", "max_users", "shares", "processes_per_pod")
 """Keys whose number is one, and no time."""
-NEVER = ("after", "max_runtime", "idle_timeout")
+NEVER = ("time_limit", "max_runtime", "idle_timeout")
 
 
 def shown(body: Json, now: datetime, width: int = WIDE) -> list[str]:
@@ -65,21 +65,21 @@ def _value(key: str, one: Json) -> str:
         return "never" if key in NEVER else "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if key == "threads" and isinstance(one["value"], int | float):
-        seen = " or ".join(str(count) for count in sorted(set(one.get("multiprocessors", {}).values())))
+    if key == "active_threads" and "multiprocessors" in one and one["value"] is not None:
+        seen = " or ".join(str(count) for count in sorted(set(one["multiprocessors"].values())))
         return f"{one['value']:g} %" + (f" ({seen} multiprocessors)" if seen else "")
-    if key == "total_threads":
-        return f"{value['sms']} multiprocessors" if isinstance(value, dict) else f"{value:g} %"
-    if key == "total_memory":
+    if key in ("active_threads", "total_active_threads") and isinstance(value, str | int):
+        return safe(value) if isinstance(value, str) else f"{value} multiprocessors"
+    if key == "total_memory_limit":
         return f"{limit_text(value) if isinstance(value, int) else safe(value)} on each GPU"
-    if key == "threads" and isinstance(value, dict):
+    if key == "active_threads" and isinstance(value, dict):
         return _threads(value)
     if isinstance(value, dict):
         value = {device or "each": one for device, one in value.items()}
         return _by_device({device: limit_text(one) if isinstance(one, int) else one for device, one in value.items()})
     if isinstance(value, list):
         return safe(", ".join(map(str, value)) or "none")
-    if key == "size":
+    if key == "max_size":
         return limit_text(value)
     if isinstance(value, int | float) and key not in COUNTS:
         return duration_text(value)
@@ -88,8 +88,6 @@ def _value(key: str, one: Json) -> str:
 
 def _threads(value: Json) -> str:
     """As the policy has them, where they are no percentage."""
-    if "sms" in value:
-        return f"{value['sms']} multiprocessors"
     if "clients" in value:
         return safe(f"for {value['clients']} clients, {value.get('rule')}")
     return f"weight {value['weight']:g}" if "weight" in value else safe(value)

@@ -36,7 +36,7 @@ def tried(
     """What would have become of these sessions' clients. ``policy``: of one instance."""
     came = sorted((one for one in sessions if one.kind == "client" and one.uid is not None), key=lambda one: one.came)
     users = {one.uid: who(one.uid) for one in came if one.uid is not None}
-    if policy.sharing != "apart":
+    if policy.sharing != "per-user":
         return _Trial(policy, users, devices, came).until(until)
     alone = replace(policy, sharing="turns")  # no other user comes
     each = [_Trial(alone, users, devices, [one for one in came if one.uid == uid]).until(until) for uid in users]

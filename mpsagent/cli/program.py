@@ -47,7 +47,7 @@ FIRST_PID_NAMESPACE = 0xEFFFFFFC
 def simple(words: list[str]) -> tuple[float | None, list[str]] | None:
     """How long it may wait, and the command; None: click says what of these words is wrong, or what they mean."""
     most, words = None, list(words)
-    if words[:1] == ["--wait-at-most"] and len(words) > 1:
+    if words[:1] == ["--timeout"] and len(words) > 1:
         with suppress(ValueError):
             from mpsagent.mps.units import parse_duration
 
@@ -232,7 +232,7 @@ class Told:
                 self._since = time.monotonic() if self._since is None else self._since
                 self._say(place(mine[0], mine[1]))
                 if self._most is not None and time.monotonic() - self._since >= self._most:
-                    say("it has waited too long (--wait-at-most), and is ended")
+                    say("it has waited too long (--timeout), and is ended")
                     os.kill(os.getpid(), TOO_LONG)
                     return
             time.sleep(LOOK)

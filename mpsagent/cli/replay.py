@@ -47,12 +47,11 @@ def replay(
     path: str, control: Path | None, server: Path | None, both: Path | None, since: float, until: float | None,
     files: tuple[Path, ...], instance: str | None, gpu: str, svg: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Who was served when, who waited, what ended how.
+    """Replay logs, or the history under another policy.
 
-    By MPS's own logs, which needs no agent; or, with --policy, by the history. With --policy FILE: what would have been
-    under that policy. Each client comes when it came and works as long as it did; agent and gate decide.
-    Logs of a daemon that mpsagent started have UTC, others local time. The file's last change shows which. Of a copy
-    with another time of change: TZ=UTC, or TZ=Europe/Berlin.
+    From MPS's logs, without an agent, or with --policy from the history: each client starts and works as it did, and
+    agent and gate decide under the other policy. Logs of a daemon that mpsagent started are in UTC, others in local
+    time, and the time of the file's last change decides. For a copied file set TZ=UTC, or TZ=Europe/Berlin.
     """
     from_log = control is not None or server is not None
     if from_log + (both is not None) != 1 and (from_log or not files):

@@ -42,15 +42,15 @@ def report(
     path: str, by: str, job: str | None, since: float | None, until: float | None, as_csv: bool, merge: bool,
     files: tuple[Path, ...], as_json: bool,
 ) -> None:  # fmt: skip
-    """Who had what: time with the GPU, waiting, clients, faults.
+    """Report GPU time, waiting and faults by user, day or job.
 
-    GPU is the time with a client at work, however many. WAITED is that of all processes together, LONGEST the
-    longest wait of one. LEFT went away while they waited; FORCED were ended by mpsagent. PAUSED is the
-    time in which their processes stood for others, and no time with the GPU. Days are the node's.
-    UTIL is the GPU's utilisation meanwhile, ENERGY what it used, USED the most memory of one process. Jobs are those
-    that had a lease with a name; THREADS and MEMORY are the most that one of their clients had. What a page has
-    no room for is in --csv and --json. ENDED is how the last client of a job did: finished by itself (or by a signal of
-    others), fault, order (somebody asked for it), turn, or the policy's key that ended it, such as max_runtime.
+    GPU is the time in which the user had a client at work. WAITED is the waiting time of all processes, LONGEST the
+    longest wait of one process. LEFT are processes that disconnected while they waited, FORCED were terminated by
+    mpsagent. PAUSED is the time in which processes were frozen for other users. Days are local days of the node. UTIL
+    is the GPU's utilisation in that time, ENERGY its energy, USED the most memory of one process. Jobs are leases
+    with a name. THREADS and MEMORY are the largest limits of one client. --csv and --json have every column. ENDED is
+    the end of the job's last client: finished (or a signal of others), fault, order (an administrator or user), turn,
+    or the policy's key, such as max_runtime.
     """
     if merge != bool(files):
         raise click.UsageError("--merge and FILES go together: report --merge a.json b.json")

@@ -37,9 +37,9 @@ def pictures(command: Any) -> Any:
 @pictures
 @click.pass_obj
 def timeline(path: str, since: float, until: float | None, svg: Path | None, as_json: bool) -> None:
-    """Who had the GPU when.
+    """Show when each user had the GPU.
 
-    Alone or together, who waited, pauses, faults, forced ends, limits, leases: as a list, or drawn.
+    With waiting times, pauses, faults, terminations, limits and leases, as a list or a picture.
     """
     from mpsagent.cli import timeline_rows
 

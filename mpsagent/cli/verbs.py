@@ -9,11 +9,12 @@ from typing import Any
 import click
 
 from mpsagent import __version__
-from mpsagent.cli import ask, client, options, pages
+from mpsagent.cli import ask, client, completions, options, pages
 from mpsagent.cli.ask import UNHEALTHY, USAGE
 from mpsagent.cli.late import Late
 
-_instance = click.option("--instance", metavar="NAME", help="Only this instance of MPS, where there are several.")
+_instance = click.option("--instance", metavar="NAME", shell_complete=completions.instances,
+                         help="Only this instance of MPS, if there are several.")  # fmt: skip
 _LATE = {"bench": "bench", "lease": "lease", "metrics": "metrics",
          "replay": "replay", "report": "report", "run": "run", "timeline": "timeline"}  # fmt: skip
 
@@ -30,9 +31,10 @@ def _beginning(*value: Any) -> Any:
 @click.version_option(__version__, prog_name="mpsagent-cli")
 @click.pass_context
 def cli(ctx: click.Context, path: str) -> None:
-    """See and steer NVIDIA MPS on this node, as mpsagent runs it.
+    """Show and control NVIDIA MPS on this node.
 
-    Exit status: 0 fine, 1 unhealthy, 2 usage or configuration, 3 mpsagent cannot be reached.
+    Exit status: 0 fine, 1 unhealthy or failed, 2 wrong usage or a mistake in the policy, 3 mpsagent cannot be reached,
+    4 draining (probe), 5 no permission, 6 not found, 7 refused as things are. With --json an error is JSON too.
     """
     ctx.obj = path
 
@@ -49,10 +51,10 @@ for _page in (pages.status, pages.probe, pages.servers, pages.clients, pages.que
 @options.json
 @click.pass_obj
 def doctor(path: str, strict: bool, as_json: bool) -> None:
-    """Look for what goes wrong in practice, and say how to mend it.
+    """Find problems of this machine, and show how to fix them.
 
-    Run it as root to see all.
-    Exit status: 0 no problem, 1 a problem, 3 mpsagent does not answer (the machine is looked at all the same).
+    Run it as root to see everything.
+    Exit status: 0 no problem, 1 a problem, 3 mpsagent does not answer (the machine is checked in any case).
     """
     from mpsagent.cli import doctor as cli_doctor
 
@@ -65,19 +67,19 @@ def doctor(path: str, strict: bool, as_json: bool) -> None:
 @options.json
 @click.pass_obj
 def top(path: str, every: float, as_json: bool) -> None:
-    """Clients, users and who waits, live; ends a client on request.
+    """Show clients and waiting users live, and terminate clients.
 
-    Keys: arrows choose, s sorts, r reverses, / filters, u shows users, k ends the chosen client after a question, q
+    Keys: arrows choose, s sorts, r reverses, / filters, u shows users, k ends the selected client after a question, q
     leaves. Into a pipe it writes one page.
     """
     pages.top(path, as_json, every)
 
 
 @cli.command()
-@click.argument("user", required=False)
-@click.option("-f", "--follow", is_flag=True, help="Go on with new events, also across a restart of the agent.")
-@click.option("--pid", type=options.Whole(min=1), help="Only of this process.")
-@click.option("--kind", help="Only kinds that begin with this: client.ended, server.")
+@click.argument("user", required=False, shell_complete=completions.users)
+@click.option("-f", "--follow", is_flag=True, help="Continue with new events, even after a restart of the agent.")
+@click.option("--pid", type=options.Whole(min=1), shell_complete=completions.pids, help="Only of this process.")
+@click.option("--kind", shell_complete=completions.kinds, help="Only kinds that begin with this: client.ended, server.")
 @click.option("--since", "beginning", callback=_beginning, metavar="TIME",
               help='"2d" for two days ago, 2026-11-22, "2026-11-22 08:00"; or after a cursor: 1234.')  # fmt: skip
 @click.option("--until", callback=options.moment, metavar="TIME", help="Before this time.")
@@ -88,10 +90,10 @@ def events(
     path: str, user: str | None, follow: bool, pid: int | None, kind: str | None,
     beginning: tuple[int | None, float | None], until: float | None, lines: int | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """What has happened, and what mpsagent did about it.
+    """Show events and the actions of mpsagent.
 
-    Changes of users, faults, ends; each action with its reason and what came of it. USER is a name or a uid. The newest
-    come, oldest first. How far back it reaches is in the policy ([history]).
+    Turns, faults and terminations, and each action with its reason and result. USER is a name or a uid. The newest
+    events are shown, oldest first. [history] in the policy sets how long events are kept.
     """
     from mpsagent.cli import event_lines
 
@@ -116,10 +118,10 @@ def policy() -> None:
               help="The GPUs to compare with, as JSON, instead of this machine's.")  # fmt: skip
 @options.json
 def check(files: tuple[Path, ...], strict: bool, devices: Path | None, as_json: bool) -> None:
-    """Every mistake in policy files, with its place and a hint.
+    """Report every mistake in policy files, with its line and a hint.
 
-    And what is surely not meant. Needs no agent.
-    Without FILES: /etc/mpsagent/policy.toml and /etc/mpsagent/policy.d/*.toml. Judges as a reload does.
+    Warnings are about values that are probably not intended. No agent is needed.
+    Without FILES: /etc/mpsagent/policy.toml and /etc/mpsagent/policy.d/*.toml. A reload checks the same.
     """
     from mpsagent.cli import policy_check
 
@@ -130,7 +132,7 @@ def check(files: tuple[Path, ...], strict: bool, devices: Path | None, as_json: 
 @options.json
 @click.pass_obj
 def policy_show(path: str, as_json: bool) -> None:
-    """The policy that is in force."""
+    """Show the policy in force."""
     from mpsagent.cli import policy_text
 
     body = ask.show(path, "/v1/policy", as_json, lambda body: policy_text.shown(body, ask.now(), ask.width()))
@@ -142,7 +144,9 @@ def policy_show(path: str, as_json: bool) -> None:
 @options.json
 @click.pass_obj
 def policy_diff(path: str, as_json: bool) -> None:
-    """What a reload would change, and for whom. For root and the admin group.
+    """Show what a reload would change, and for which users.
+
+    For root and the admin group.
 
     Exit status: 0 nothing, 1 something, 2 the files have mistakes.
     """
@@ -155,14 +159,14 @@ def policy_diff(path: str, as_json: bool) -> None:
 
 
 @policy.command()
-@click.argument("user")
-@click.option("--cgroup", metavar="PATH", help="And to a process of the user's in this cgroup.")
+@click.argument("user", shell_complete=completions.users)
+@click.option("--cgroup", metavar="PATH", help="Also of a process of this user in this cgroup.")
 @options.json
 @click.pass_obj
 def explain(path: str, user: str, cgroup: str | None, as_json: bool) -> None:
-    """What applies to USER (name or uid), and which line says so.
+    """Show the limits of USER, and the line that sets each.
 
-    And what goes on at this moment: the user's clients, place in the queue and turn.
+    Also the user's clients, position in the queue and turn.
     """
     from mpsagent.cli import policy_text
 
@@ -173,28 +177,24 @@ def explain(path: str, user: str, cgroup: str | None, as_json: bool) -> None:
 # --- acting
 
 
-@cli.group("client")
-def one_client() -> None:
-    """Act on one client."""
-
-
-@one_client.command()
-@click.argument("pid", type=options.Whole(min=1), required=False)
+@cli.command()
+@click.argument("pid", type=options.Whole(min=1), required=False, shell_complete=completions.pids)
 @click.option("--job", metavar="NAME", help="All clients of the job with this lease.")
 @click.option("--cgroup", metavar="PATTERN", help="All clients in a cgroup, written as in the policy.")
 @click.option("--mine", is_flag=True, help="All clients of the user who asks.")
 @click.option("--now", is_flag=True, help="Without the hook and the grace before the end.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done.")
+@click.option("--dry-run", is_flag=True, help="Only show the steps.")
 @click.option("--no-wait", is_flag=True, help="Do not wait for the end.")
-@click.option("--deadline", metavar="SPAN", callback=options.span, help='Wait at most so long ("20s"; 2m).')
+@click.option("--timeout", metavar="SPAN", callback=options.span, help='Wait at most this long ("20s"; 2m).')
 @options.json
 @click.pass_obj
 def terminate(path: str, pid: int | None, job: str | None, cgroup: str | None, mine: bool, now: bool, dry_run: bool,
-              no_wait: bool, deadline: float | None, as_json: bool) -> None:  # fmt: skip
-    """End clients without hurting their neighbours.
+              no_wait: bool, timeout: float | None, as_json: bool) -> None:  # fmt: skip
+    """Terminate clients without harm to other clients.
 
-    One, or all of a job, a cgroup or a user, each first by MPS, then by signals. Waits for their end and says it.
-    Before a container or a job is stopped: a signal in the middle of a kernel is a fault for all on its server.
+    One client, or all clients of a job, a cgroup or a user, each first by MPS, then by signals. Waits for the end.
+    Use it before you stop a container or a job: a signal in the middle of a kernel is a fault for all clients of the
+    server.
     For root, the admin group, and users on their own clients.
     """
     those = {"pid": pid, "job": job, "cgroup": cgroup, "mine": mine or None}
@@ -210,17 +210,17 @@ def terminate(path: str, pid: int | None, job: str | None, cgroup: str | None, m
 
     answer, _ = ask.ordered(path, order, body)
     pids = [pid] if pid is not None else [one["pid"] for one in answer["ending"]]
-    sys.exit(event_lines.until_ended(path, cursor, pids, deadline))
+    sys.exit(event_lines.until_ended(path, cursor, pids, timeout))
 
 
 @cli.command()
 @click.option("--timeout", metavar="SPAN", callback=options.span,
-              help='End clients still at work after this time ("10m"); without it, wait for them.')  # fmt: skip
+              help='Terminate clients that still work after this time ("10m"). Default: wait for them.')  # fmt: skip
 @_instance
 @options.json
 @click.pass_obj
 def drain(path: str, timeout: float | None, instance: str | None, as_json: bool) -> None:
-    """Let nothing new in, for maintenance. Who comes waits at the gate; `resume` lets them in at once."""
+    """Admit no new programs, for maintenance. They wait until `resume`."""
     ask.act(path, "drain", {"timeout": timeout, "instance": instance}, as_json)
 
 
@@ -233,11 +233,29 @@ def resume(path: str, instance: str | None, as_json: bool) -> None:
     ask.act(path, "resume", {"instance": instance}, as_json)
 
 
-@cli.command()
+@cli.group()
+def turn() -> None:
+    """Act on the present turn."""
+
+
+@turn.command()
+@click.argument("user", type=options.User(), shell_complete=completions.users)
+@click.argument("by", metavar="SPAN", callback=options.span)
+@options.json
+@click.pass_obj
+def extend(path: str, user: int, by: float, as_json: bool) -> None:
+    """Give the user whose turn it is more time: `turn extend alice 1h`.
+
+    The policy does not change. For root and the admin group. The event names the administrator.
+    """
+    ask.act(path, "extend-turn", {"uid": user, "by": by}, as_json)
+
+
+@cli.command("restart-mps")
 @click.option("--timeout", metavar="SPAN", callback=options.span,
-              help='How long clients get to end by themselves ("10m"; kill_grace).')  # fmt: skip
+              help='Time for clients to exit by themselves ("10m"). Default: sigkill_delay.')  # fmt: skip
 @click.option("--yes", is_flag=True, help="Do not ask, although clients lose their work.")
-@click.option("--dry-run", is_flag=True, help="Only say whose work would be lost.")
+@click.option("--dry-run", is_flag=True, help="Only show whose work would be lost.")
 @click.option("--no-wait", is_flag=True, help="Do not wait for the end.")
 @_instance
 @options.json
@@ -245,10 +263,10 @@ def resume(path: str, instance: str | None, as_json: bool) -> None:
 def restart(
     path: str, timeout: float | None, yes: bool, dry_run: bool, no_wait: bool, instance: str | None, as_json: bool
 ) -> None:
-    """Start the MPS control daemon again.
+    """Restart the MPS control daemon, which ends CUDA work.
 
-    One that does not start is tried at once. Waits for its start and says it.
-    Clients that are still at work after the timeout lose it, so it asks first. `drain` waits for them instead.
+    Waits for the start. Clients that still work after the timeout lose their work, so it asks first. `drain` waits for
+    them instead.
     """
     from mpsagent.cli import restart as cli_restart
 
@@ -271,7 +289,7 @@ def restart(
 @options.json
 @click.pass_obj
 def reload(path: str, as_json: bool) -> None:
-    """Read the policy again; a bad one leaves the old one in force."""
+    """Read the policy again. On a mistake the old one stays."""
     ask.act(path, "reload", None, as_json)
     if not as_json:
         from mpsagent.cli import policy_check, wording
@@ -286,12 +304,12 @@ def reload(path: str, as_json: bool) -> None:
 @cli.command()
 @click.option("--format", "form", type=click.Choice(["shell", "cdi", "docker", "slurm", "json"]), default="shell")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
-@click.option("--give-way", is_flag=True, help="And MPS's lower priority: others' kernels come first.")
-@click.option("--partitioning", is_flag=True, help="And partitioning by context, within your thread limit.")
+@click.option("--give-way", is_flag=True, help="Also set MPS's lower priority: kernels of others run first.")
+@click.option("--partitioning", is_flag=True, help="Also set partitioning by context, within your thread limit.")
 @_instance
 @click.pass_obj
 def env(path: str, form: str, as_json: bool, give_way: bool, partitioning: bool, instance: str | None) -> None:
-    """The environment that a CUDA process needs to find MPS.
+    """Print the environment that a CUDA process needs to find MPS.
 
     shell: eval "$(mpsagent-cli env)"; cdi: a file for /etc/cdi, then `podman run --device mpsagent/mps=all`; docker:
     options for docker run without CDI; slurm: lines for a TaskProlog.
@@ -304,7 +322,7 @@ def env(path: str, form: str, as_json: bool, give_way: bool, partitioning: bool,
 @cli.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Completion for a shell.
+    """Print the completion for a shell.
 
     eval "$(mpsagent-cli completion bash)"
     """

@@ -100,7 +100,9 @@ def _at_work(turn: Json, now: datetime) -> str:
 
 def _until(turn: Json, drained: str | None, now: datetime) -> str:
     """``drained``: when a drain ends what still runs."""
-    end = {"terminate": ", then its clients are ended", "quit": ", then MPS is started anew"}.get(turn["action"], "")
+    end = {"terminate": ", then its clients are ended", "restart-mps": ", then MPS is restarted"}.get(
+        turn["action"], ""
+    )
     if turn["ending"]:
         return f"being ended since {local(turn['ending'], now)}"
     if drained and not (turn["ends"] and turn["ends"] < drained):

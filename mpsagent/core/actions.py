@@ -1,5 +1,5 @@
 """What the agent wants done, as values. Each carries its reason (for the person on call) and the rule it follows
-(a policy key such as ``user.alice.switch.after``, or the name of a built-in promise). Nothing here does anything.
+(a policy key such as ``user.alice.turn.time_limit``, or the name of a built-in promise). Nothing here does anything.
 """
 
 from __future__ import annotations

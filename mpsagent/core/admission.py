@@ -1,6 +1,6 @@
 """Who is let in at the gate, with which limits: the table that the gate is told.
 
-It names the user whose turn it is, or with ``sharing = "together"`` all who work or wait; the gate hands them over in
+It names the user whose turn it is, or with ``sharing = "one-server"`` all who work or wait; the gate hands them over in
 the order of arrival. Held, not refused: while a server is in FAULT or ends by a person's order, the control daemon is
 away, a server is full or a drain is on, everybody waits. Refused are only users whom the policy denies, and everybody
 while the instance has failed: these get their CUDA error at once.
@@ -32,6 +32,8 @@ MOST_PROCESSES, OF_ONE_USER = 128, 8
 """Held processes in one table, in which each has its own limits."""
 DEVICES = 16
 """With this number of devices a table of these users and processes fits into one message; with more, fewer do."""
+TOLD_EVERY = 60.0
+"""Seconds in which one refused process of a user is told the reason. A line costs a helper process."""
 AGAIN = 0.2
 """Seconds until a message that the gate did not read is sent again."""
 
@@ -48,6 +50,10 @@ class Memory:
     gate: tuple[int, float] | None = None
     refused: frozenset[int] = frozenset()
     """Connections that the gate was asked to turn away."""
+    telling: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """Connections that are refused when their process (pid, start) has the reason on its terminal."""
+    told: Mapping[int, float] = field(default_factory=dict)
+    """By uid: when a process of this user was last told why it is refused."""
     released: frozenset[tuple[int, int]] = frozenset()
     """Processes (pid, start) that the gate was asked to forget."""
     held_up: Mapping[int, float] = field(default_factory=dict)
@@ -72,10 +78,10 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         names = ", ".join(str(uid) for uid in wanted.users) or "none"
         reason = f"admitted users: {names}" if wanted.open else f"all users are held: {held[0].text}"
         todo.append(act.TellGate(message=replace(wanted, number=number), reason=reason, rule=RULE))
-    refused, turned_away = _refusals(view, memory.refused)
+    memory, turned_away = _refusals(view, memory, now)
     released, leaving, wake = _releases(view, memory.released, now)
     costs = view.state.lane.held_up
-    fresh = replace(memory, number=number, sent=wanted, refused=refused, released=released, held_up=costs)
+    fresh = replace(memory, number=number, sent=wanted, released=released, held_up=costs)
     wakes = [at for at in (wake, *(one.until for one in held)) if at is not None and at > now]
     return Decision(fresh, (*todo, *turned_away, *leaving), wake=min(wakes, default=None))
 
@@ -99,9 +105,9 @@ def holds(view: View, now: float) -> Iterator[Reason]:
     if state.drain is not None:
         yield Reason("drain", "maintenance (drain): no new client is let in", known=True)
     if view.elsewhere:
-        yield Reason("apart", lanes.full(view) or "this user's own control daemon is being started")
+        yield Reason("daemon", lanes.full(view) or "this user's own control daemon is being started")
     elif view.leaving:
-        yield Reason("apart", lanes.full(view) or "", known=True)
+        yield Reason("daemon", lanes.full(view) or "", known=True)
     if control is None or not control.proven:
         yield Reason("control", "the control daemon does not run")
     elif control.quitting is not None or view.retiring:
@@ -128,7 +134,7 @@ def hold(view: View, uid: int) -> Reason | None:
     if not view.identified(uid):
         return Reason("name", "the name service has not yet said who this user is")
     if view.outgoing and uid not in view.state.users():
-        return Reason("apart", lanes.full(view) or "this user's own control daemon is being started")
+        return Reason("daemon", lanes.full(view) or "this user's own control daemon is being started")
     if not view.ever_fits(uid):
         return Reason("total", "no process of this user ever fits in its total (mpsagent-cli policy check)")
     if view.together:
@@ -247,17 +253,21 @@ def _user(view: View, uid: int, *, known_only: bool) -> User:
         uid=uid,
         limits=view.limits(uid).settable(),
         admit="known" if known_only else "all",
-        max_clients=rules.max_clients if rules.enforce_limits else None,
-        max_contexts=view.most_contexts(rules) if rules.enforce_limits else None,
+        max_clients=rules.max_clients if rules.enforce else None,
+        max_contexts=view.most_contexts(rules) if rules.enforce else None,
         named=view.shares,
-        total=rules.total(view.state.devices) if rules.enforce_limits else None,
+        total=rules.total(view.state.devices) if rules.enforce else None,
     )
 
 
-def _refusals(view: View, before: frozenset[int]) -> tuple[frozenset[int], list[act.Action]]:
+def _refusals(view: View, memory: Memory, now: float) -> tuple[Memory, list[act.Action]]:
+    """Refuse the held connections of users whom the policy denies. One process of a user in a minute learns why on its
+    terminal, before it gets the error and exits."""
     todo: list[act.Action] = []
     held = view.state.held
-    refused = {number for number in before if number in held}
+    refused = {number for number in memory.refused if number in held}
+    telling = {number: process for number, process in memory.telling.items() if number in held}
+    told = {uid: at for uid, at in memory.told.items() if now < at + TOLD_EVERY}
     for uid in held.users() if view.policy.denies or view.given_up is not None else ():
         if view.denied(uid):
             reason, rule = f"the policy denies user {uid} MPS", view.rules(uid).origin("access").key
@@ -266,10 +276,18 @@ def _refusals(view: View, before: frozenset[int]) -> tuple[frozenset[int], list[
         else:
             continue
         for one in held.line(uid):
-            if one.connection not in refused and one.handing is None:
-                refused.add(one.connection)
-                todo.append(act.TellGate(message=Refuse(one.connection, reason), reason=reason, rule=rule))
-    return frozenset(refused), todo
+            if one.connection in refused or one.connection in telling or one.handing is not None:
+                continue
+            if uid and uid not in told and view.rules(uid).terminal:
+                told[uid], telling[one.connection] = now, one.process
+                pid, start = one.process
+                words = f"process {pid} may not use MPS: {reason}"
+                key = view.rules(uid).origin("notify_terminal").key
+                todo.append(act.Tell(pid=pid, start=start, uid=uid, reason=words, rule=key))
+                continue
+            refused.add(one.connection)
+            todo.append(act.TellGate(message=Refuse(one.connection, reason), reason=reason, rule=rule))
+    return replace(memory, refused=frozenset(refused), telling=telling, told=told), todo
 
 
 def _releases(
@@ -298,6 +316,10 @@ def _releases(
 def note(memory: Memory, done: act.Done) -> Memory:
     """What did not reach the gate is told again: the link was lost, and a new one begins with everything; or the gate
     does not read, and then it must not be told a thousand times a second."""
+    if isinstance(done.action, act.Tell):
+        process = done.action.pid, done.action.start
+        left = {number: one for number, one in memory.telling.items() if one != process}
+        return memory if len(left) == len(memory.telling) else replace(memory, telling=left)
     if done.ok or not isinstance(done.action, act.TellGate):
         return memory
     memory = replace(memory, again_at=done.at + AGAIN)

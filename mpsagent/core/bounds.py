@@ -38,7 +38,7 @@ def surplus(
         if most is not None and count >= most:
             yield client, f"{name} may have {most} client{'s' * (most != 1)} at a time", whose.key("max_clients")
         elif total is not None and its is not None and not total.fits(fitting, its):
-            key = "total_threads" if whose.total_memory is None else "total_memory"
+            key = "total_active_threads" if whose.total_memory is None else "total_memory_limit"
             yield client, f"{name} has its total in use", whose.key(key)
         else:
             count += 1
@@ -77,7 +77,7 @@ def bound(view: View, uid: int, line: Sequence[Held], use: Use) -> Reason | None
     if new is None:
         return full or Reason(NEXT.word, "a further context of a client is let in next")
     first = f"process {new.peer.pid} has no context yet, and its first one waits: " if new.of_client else ""
-    for name, whose, clients in view.bounds(new.peer) if view.rules(uid).enforce_limits else ():
+    for name, whose, clients in view.bounds(new.peer) if view.rules(uid).enforce else ():
         who, limit = "this user" if isinstance(whose, Rules) else name, whose.max_clients
         if limit is not None and len(clients) >= limit:
             count = "1 process" if limit == 1 else f"{limit} processes"
@@ -108,7 +108,7 @@ def _only_its_own(uid: int, clients: Sequence[Client]) -> str:
     pids = [str(one.pid) for one in sorted(clients, key=lambda one: (one.since, one.pid))]
     more = f" and {len(pids) - NAMED_PIDS} more" if len(pids) > NAMED_PIDS else ""
     names = f"process{'es' * (len(pids) > 1)} {', '.join(pids[:NAMED_PIDS])}{more}"
-    return f"; only this user's own {names} can make room: wait, or run mpsagent-cli client terminate {pids[0]}"
+    return f"; only this user's own {names} can make room: wait, or run mpsagent-cli terminate {pids[0]}"
 
 
 def _total_text(total: Total, used: Sequence[Limits], more: Limits) -> str:

@@ -53,7 +53,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     for client, means, reason in beyond(view):
         if (client.pid, means) not in told:
             told |= {(client.pid, means)}
-            rule = view.rules(client.uid).origin("over_limits").key
+            rule = view.rules(client.uid).origin("on_limit_exceeded").key
             todo.append(act.Report(kind="client.unlimited", reason=reason, rule=rule, uid=client.uid, pid=client.pid))
     lifting = memory.lifting & view.state.lifts.keys()
     for pid in view.state.lifts.keys() - lifting:
@@ -125,14 +125,14 @@ def _over(
     rules = view.rules(uid)
     ends: list[tuple[Client, str, str]] = []
     wakes: list[float] = []
-    if not rules.enforce_limits:
+    if not rules.enforce:
         ends += _would_be_held(view, rules, uid, clients)
-    rule = rules.origin("over_limits").key
+    rule = rules.origin("on_limit_exceeded").key
     for client in [one for one in clients if one.pid in view.state.lifts or one.pid in view.state.over]:
         lifts, one = view.state.lifts.get(client.pid, Lifts()), view.state.over.get(client.pid)
         if rules.over_limits != "report" and one is not None and one.now and one.seconds >= PATIENCE:
             ends.append((client, _uses(client, one, lifts), rule))
-        limits = client.limits if rules.enforce_limits else rules.limits(view.state.devices)
+        limits = client.limits if rules.enforce else rules.limits(view.state.devices)
         limited = limits is not None and limits.threads < ALL
         if rules.over_limits == "terminate" and lifts.threads and limited:
             if now >= client.since + PATIENCE:
@@ -166,7 +166,7 @@ def _over(
 
 def _place_wanted(view: View, uid: int) -> bool:
     """Return whether another user waits for a place that the clients of this user hold, and for nothing else."""
-    if (view.elsewhere or view.outgoing) and view.policy.sharing == "apart":  # each user has its own control daemon
+    if (view.elsewhere or view.outgoing) and view.policy.sharing == "per-user":  # each user has its own control daemon
         return view.short
     others = [other for other in view.waiting() if other != uid]
     if not view.together or not others:

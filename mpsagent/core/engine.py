@@ -403,10 +403,10 @@ def _of_daemon(memory: OfLane) -> dict[str, Any]:
 
 
 def _section(rule: str) -> Section:
-    if rule.startswith("hang."):
-        return "hang"
+    if rule.startswith("timeouts."):
+        return "timeouts"
     if of_turns(rule):
-        return "switch"
+        return "turn"
     return "order" if rule in ("order", "drain") else "limits"
 
 

@@ -1,4 +1,4 @@
-"""FAULT ends by itself: a client with a sticky error gets ``hang.fault`` to leave, then is signalled.
+"""FAULT ends by itself: a client with a sticky error gets ``timeouts.fault_recovery`` to leave, then is signalled.
 
 A server in FAULT refuses all new clients on every GPU it serves until every client that it listed has exited; one that
 ignores its error blocks the GPU without end (recording 02, R4). All listed clients are alike: the log often names the
@@ -15,7 +15,7 @@ from mpsagent.core.model import Server, Status
 from mpsagent.core.rule import Decision, EndClient
 from mpsagent.core.view import View
 
-RULE = "hang.fault"
+RULE = "timeouts.fault_recovery"
 FORCE_AFTER = 2.0
 """Seconds after the last sticky client's end until a server that is still in FAULT is shut down by force. Recovery took
 60 ms (recording 02, R4)."""
@@ -50,7 +50,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
                 wakes.append(due)
             else:
                 reason = f"it has not ended after the fault of server {server.pid}"
-                requests += [EndClient.of(c, reason, RULE, "hang", hook=False, signals_only=True) for c in sticky]
+                requests += [EndClient.of(c, reason, RULE, "timeouts", hook=False, signals_only=True) for c in sticky]
             continue
         since = clear.setdefault(server.pid, now)
         # whose error it is the log has not said, or they are on another GPU
@@ -65,7 +65,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
             wakes.append(now + FORCE_AFTER)
         elif now < (at := force_at.get(server.pid, since + 2 * FORCE_AFTER)):
             wakes.append(at)
-        elif server.pid not in force_at or view.policy.enforce_hang:  # a step that is only reported is reported once
+        elif server.pid not in force_at or view.policy.enforce:  # a step that is only reported is reported once
             force_at[server.pid] = now + FORCE_AGAIN
             wakes.append(now + FORCE_AGAIN)
             todo.append(_force(view, server))
@@ -76,7 +76,7 @@ def _force(view: View, server: Server) -> act.ShutdownServer:
     left = [str(pid) for pid in server.sticky]
     others = f" (MPS lists some that the gate has not seen: {', '.join(left)})" if left else ""
     reason = f"server {server.pid} does not leave FAULT, though its clients with a sticky error have gone{others}"
-    return act.ShutdownServer(server=server.pid, force=True, reason=reason, rule=RULE, enforce=view.policy.enforce_hang)
+    return act.ShutdownServer(server=server.pid, force=True, reason=reason, rule=RULE, enforce=view.policy.enforce)
 
 
 def note(memory: Memory, done: act.Done) -> Memory:

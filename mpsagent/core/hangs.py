@@ -146,12 +146,12 @@ def _suspects(view: View, memory: Memory) -> list[_Suspect]:
             what = f"{view.server_text(server)} waits for ever for a client that died"
             idle = _idle(view)
             due = server.stuck_since + (0.0 if idle else policy.hang_control)
-            found.append(_Suspect(server.pid, due, what, "hang.server", server.pid, idle=idle, said=True))
+            found.append(_Suspect(server.pid, due, what, "timeouts.server", server.pid, idle=idle, said=True))
         elif server.status is Status.INITIALIZING:
             busy = True
             what = f"{view.server_text(server)} does not become Ready"
             due = server.started + policy.hang_server_ready
-            found.append(_Suspect(server.pid, due, what, "hang.server_ready", server.pid, said=True))
+            found.append(_Suspect(server.pid, due, what, "timeouts.server_start", server.pid, said=True))
         else:
             since = server.stop_tried if server.stopping_since is None else server.stopping_since
             if since is not None:
@@ -159,23 +159,25 @@ def _suspects(view: View, memory: Memory) -> list[_Suspect]:
                 what = f"{view.server_text(server)} does not exit"
                 idle = _idle(view) and not state.held.handing
                 due = since + (min(IDLE_EXIT, policy.hang_exit) if idle else policy.hang_exit)
-                found.append(_Suspect(server.pid, due, what, "hang.exit", server.pid, idle=idle, said=True))
+                found.append(_Suspect(server.pid, due, what, "timeouts.server_exit", server.pid, idle=idle, said=True))
             elif server.pid in memory.stopped:
                 # Nothing else tells: clients that come for it hang, and the control daemon with him (recording 06, V3).
                 busy = True
                 what = f"{view.server_text(server)} has been stopped (SIGSTOP): its new clients hang"
                 due = memory.stopped[server.pid] + min(policy.hang_server, policy.hang_control)
-                found.append(_Suspect(server.pid, due, what, "hang.server", server.pid))
+                found.append(_Suspect(server.pid, due, what, "timeouts.server", server.pid))
             elif view.in_the_way is not None and view.in_the_way[0] == server.pid:
                 # It is not shut down, whatever the reason: the command fails, or MPS says that it still works.
                 by = _makes_way_by(view, server, view.in_the_way[1])
                 what = f"{view.server_text(server)} does not end, and the next user waits"
                 if by is not None:
-                    found.append(_Suspect(server.pid, by, what, "hang.exit", server.pid, said=True))
+                    found.append(_Suspect(server.pid, by, what, "timeouts.server_exit", server.pid, said=True))
     control = state.control
     if control is not None and control.quit_by is not None:
         what = f"`quit` of control daemon {control.pid} does not end"
-        found.append(_Suspect(0, control.quit_by + policy.hang_quit, what, "hang.quit", None, said=True))
+        found.append(
+            _Suspect(0, control.quit_by + policy.hang_quit, what, "timeouts.control_daemon_quit", None, said=True)
+        )
     elif control is not None and control.quitting is not None:
         # A `quit` without a time waits for the clients; once they have gone it has nothing to wait for.
         servers = state.servers.values()
@@ -185,12 +187,12 @@ def _suspects(view: View, memory: Memory) -> list[_Suspect]:
         if None not in free and not working:
             last = max([control.quitting, *(at for at in free if at is not None)])
             what = f"`quit` of control daemon {control.pid} does not end though no client works"
-            found.append(_Suspect(0, last + policy.hang_quit, what, "hang.quit", None, said=True))
+            found.append(_Suspect(0, last + policy.hang_quit, what, "timeouts.control_daemon_quit", None, said=True))
     elif control is not None and control.pid in memory.stopped:
         since = memory.stopped[control.pid]
         since = since if view.state.lane.silent_since is None else min(since, view.state.lane.silent_since)
         what = f"control daemon {control.pid} has been stopped"
-        found.append(_Suspect(0, since + policy.hang_control, what, "hang.control", None))
+        found.append(_Suspect(0, since + policy.hang_control, what, "timeouts.control_daemon", None))
     elif view.state.lane.silent_since is not None and not busy and not _gate_stands(view):
         what = "the control daemon does not answer"
         holder = max(state.servers.values(), key=lambda one: one.started, default=None)
@@ -199,7 +201,7 @@ def _suspects(view: View, memory: Memory) -> list[_Suspect]:
             # After a fault it makes its context anew, as one that starts: 14 s on an H200 (disorder-apart-434.txt).
             patience = max(patience, policy.hang_server_ready)
         killed = None if holder is None else holder.pid
-        found.append(_Suspect(0, view.state.lane.silent_since + patience, what, "hang.control", killed))
+        found.append(_Suspect(0, view.state.lane.silent_since + patience, what, "timeouts.control_daemon", killed))
     return found
 
 
@@ -246,7 +248,7 @@ def _ways_out(
             todo.append(ways[step])
             steps[suspect.key] = (step + 1, now)
             wakes.append(now + NEXT_STEP)
-        elif view.policy.enforce_hang:  # the last step once more, slowly: the process may hang in the kernel
+        elif view.policy.enforce:  # the last step once more, slowly: the process may hang in the kernel
             todo.append(ways[-1])
             steps[suspect.key] = (step, now + 30.0)
             wakes.append(now + 30.0 + NEXT_STEP)
@@ -258,7 +260,7 @@ def _ways_out(
 def _ladder_of(view: View, suspect: _Suspect) -> list[act.Action]:
     """What only a log says is asked first: an answer of MPS that says otherwise is the end of it. Before the control
     daemon is killed because its server's end was not heard of, it is asked for its servers once more."""
-    enforce = view.policy.enforce_hang
+    enforce = view.policy.enforce
     ways: list[act.Action] = []
     pids = [suspect.server] if suspect.server is not None and not suspect.idle else []
     control = view.state.control

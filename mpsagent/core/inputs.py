@@ -248,6 +248,14 @@ class DrainResumed(NamedTuple):
     at: float
 
 
+class TurnExtended(NamedTuple):
+    """A turn of this user does not end before ``until``."""
+
+    at: float
+    uid: int
+    until: float
+
+
 class RestartOrdered(NamedTuple):
     """The control daemon is to be started anew, also where starts have failed."""
 
@@ -321,6 +329,7 @@ PersonInput = (
     | EndOrdered
     | DrainOrdered
     | DrainResumed
+    | TurnExtended
     | RestartOrdered
     | LeaseGiven
     | LeaseEnded

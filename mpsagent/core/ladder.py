@@ -255,7 +255,7 @@ def _terminate(
     may, server = _may_ask(view, climb, now)
     if may is None:
         return climb.to(Rung.SIGTERM, now), [], None
-    # The executor reports the outcome at the deadline; hang.control on top of it is for one that does not.
+    # The executor reports the outcome at the deadline; timeouts.control_daemon on top of it is for one that does not.
     given_up = climb.at + climb.deadline + view.policy.hang_control
     if climb.asked and not climb.blocks and climb.again_at is not None:
         over = climb.at + climb.deadline

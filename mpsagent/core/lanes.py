@@ -1,4 +1,4 @@
-"""The users' own control daemons, with ``sharing = "apart"``: a held user gets one, and it is removed when it has ended
+"""The users' own control daemons, with ``sharing = "per-user"``: a held user gets one, removed when it has ended
 and nothing waits for it.
 
 Where the policy had another way of sharing before, users who work on the control daemon of all keep it until their last
@@ -52,16 +52,16 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
 def full(view: View, more: frozenset[int] = frozenset()) -> str | None:
     """Why no further user gets a control daemon now."""
     policy = view.policy
-    if policy.sharing != "apart":
+    if policy.sharing != "per-user":
         return f'sharing = "{policy.sharing}" takes hold when the clients at work have ended'
     if len(view.users | more) >= policy.apart_users:
-        return f"no more users may have a control daemon of their own (apart_users = {policy.apart_users})"
+        return f"no more users may have a control daemon of their own (max_users = {policy.apart_users})"
     return None
 
 
 def short(view: View) -> bool:
     """A user waits for a control daemon, and only the end of another one makes room."""
-    if not (view.elsewhere or view.outgoing) or view.policy.sharing != "apart" or full(view) is None:
+    if not (view.elsewhere or view.outgoing) or view.policy.sharing != "per-user" or full(view) is None:
         return False
     return any(True for _ in _due(view))
 
@@ -80,7 +80,7 @@ def _over(view: View, uid: int) -> bool:
         return False
     if any(client.lane == uid for client in state.clients.values()):
         return False
-    if view.policy.sharing != "apart":
+    if view.policy.sharing != "per-user":
         return True
     return state.held.first(uid) is None and (uid not in view.failing or view.short)
 

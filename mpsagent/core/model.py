@@ -330,6 +330,8 @@ class State:
     """Shares of jobs, in the order in which they were given."""
     unconfirmed: Mapping[int, tuple[float, str]] = field(default_factory=dict)
     """By uid: when MPS did not confirm that user's limits last, and why."""
+    extended: Mapping[int, float] = field(default_factory=dict)
+    """By uid: until when a turn of this user does not end, by an administrator's order."""
     slowed: Mapping[int, float] = field(default_factory=dict)
     """By uid: until when the gate hands none of that user's over (bounded)."""
     memory: Mapping[int, Mapping[str, int]] = field(default_factory=dict)

@@ -1,5 +1,5 @@
 """A word on the terminal of a process that waits for long, and when it is served, where the policy allows it
-(``limits.terminal``). The warning before a turn's end is of :mod:`mpsagent.core.turns`."""
+(``limits.notify_terminal``). The warning before a turn's end is of :mod:`mpsagent.core.turns`."""
 
 from __future__ import annotations
 
@@ -60,5 +60,5 @@ def _first(view: View, uid: int) -> Iterator[tuple[tuple[int, int], float]]:
 
 def tell(view: View, process: tuple[int, int], uid: int, text: str) -> act.Tell:
     words = f"process {process[0]} {text}"
-    rule = view.rules(uid).origin("terminal").key
+    rule = view.rules(uid).origin("notify_terminal").key
     return act.Tell(pid=process[0], start=process[1], uid=uid, reason=words, rule=rule)

@@ -103,7 +103,7 @@ def spared(one: Sighting, policy: Policy, who: Identity | None) -> str | None:
 
 def ended(one: Outsider, policy: Policy, who: Identity | None, now: float) -> tuple[Ending | None, int | None]:
     """How far the end of a process is that NVML has just listed, and the signal that is due: none at first,
-    SIGTERM after ``bypass_grace``, SIGKILL after ``hang.kill_grace``."""
+    SIGTERM after ``outside_mps_grace``, SIGKILL after ``timeouts.sigkill_delay``."""
     if policy.bypass != "terminate" or spared(one.seen, policy, who) is not None:
         return None, None
     ending = one.ending

@@ -20,7 +20,7 @@ from mpsagent.core.view import View
 AGAIN = 1.0
 """Seconds until a process is frozen, or thawed, again: that did not work, or another one has resumed it."""
 TIMES = 5
-"""How often a process is frozen in one pause; one that does not stay frozen then is ended as ``switch.otherwise``
+"""How often a process is frozen in one pause; one that does not stay frozen then is ended as ``turn.pause_fallback``
 says."""
 
 Process = tuple[int, int]
@@ -81,7 +81,7 @@ def _another_works(view: View) -> bool:
 
 
 def _rule(view: View, client: Client) -> str:
-    return view.rules(client.uid).origin("switch.action").key
+    return view.rules(client.uid).origin("turn.on_expiry").key
 
 
 def _freeze(view: View, client: Client) -> act.Freeze:
@@ -97,7 +97,7 @@ def _thaw(view: View, client: Client) -> act.Thaw:
 
 def _give_up(view: View, client: Client) -> tuple[list[EndClient], act.Report]:
     rules = view.rules(client.uid)
-    rule = rules.origin("switch.otherwise").key
+    rule = rules.origin("turn.pause_fallback").key
     what = (
         f"client {client.pid} of user {client.uid} does not stay frozen: it was resumed, or did not stop, {TIMES} times"
     )
@@ -106,7 +106,7 @@ def _give_up(view: View, client: Client) -> tuple[list[EndClient], act.Report]:
     report = act.Report(kind="client.not_frozen", reason=reason, rule=rule, uid=client.uid, pid=client.pid)
     if not ends:
         return [], report
-    return [EndClient.of(client, what, rule, "switch")], report
+    return [EndClient.of(client, what, rule, "turn")], report
 
 
 def note(memory: Memory, done: act.Done) -> Memory:

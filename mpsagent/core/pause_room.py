@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
@@ -38,7 +39,7 @@ def misfit(view: View, uid: int) -> str | None:
 def _coming(view: View, uid: int) -> Iterator[Limits]:
     """Yield the limits of each waiting process that the gate admits at a time; the user has no client yet."""
     rules, devices, seen = view.rules(uid), view.state.devices, set[tuple[int, int]]()
-    bound = rules.enforce_limits
+    bound = rules.enforce
     most = min((one for one in (rules.max_clients, view.most_contexts(rules)) if one and bound), default=None)
     total = (rules.total(devices) if bound else None) or Total()
     admitted, jobs = list[Limits](), dict[str, list[Limits]]()
@@ -74,10 +75,12 @@ def pausable(view: View, turn: Turn) -> bool:
 def deadlines(view: View, turn: Turn) -> tuple[float, float] | None:
     """When the user of a turn is warned and when the turn ends; None while it is not contested or may last for ever.
     One that ends in a pause costs its user nothing, so there is no warning."""
-    rules = view.rules(turn.uid)
+    rules, until = view.rules(turn.uid), view.state.extended.get(turn.uid, -math.inf)
     if turn.contested is None or not pausable(view, turn):
-        return turn.deadlines(rules)
-    end = max(turn.contested, (turn.since if turn.began is None else turn.began) + rules.switch_slice)
+        times = turn.deadlines(rules)
+        return None if times is None else (max(times[0], until - rules.switch_grace), max(times[1], until))
+    began = turn.since if turn.began is None else turn.began
+    end = max(turn.contested, began + rules.switch_slice, until)
     return end, end
 
 

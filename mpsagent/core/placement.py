@@ -13,7 +13,7 @@ from mpsagent.core.view import View
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
 
-Placement = Literal["fixed", "least-loaded", "own"]
+Placement = Literal["fixed", "least-loaded", "by-directory"]
 NOWHERE = "the policy has no instance for this user: none names the user or a group of the user's"
 
 

@@ -1,5 +1,5 @@
 """The control daemon is told to quit when nothing works there and it is not wanted: in a drain, when its user apart has
-had no client for ``apart_idle_timeout`` or others wait for its place, and when the policy wants another form of server.
+had no client for ``daemon_idle_timeout`` or others wait for its place, and when the policy wants another server.
 
 A drain is a closed gate: who comes is held, and ``resume`` lets them in at once. Running work ends by itself or at a
 time; the next daemon is started when the drain ends. A restart that waits for the clients is a drain that ends with the
@@ -19,7 +19,7 @@ from mpsagent.core.rule import Decision, EndClient
 from mpsagent.core.view import View
 from mpsagent.mps.units import duration_text
 
-RULE, IDLE = "drain", "apart_idle_timeout"
+RULE, IDLE = "drain", "daemon_idle_timeout"
 AGAIN = 5.0
 """Seconds until a ``quit`` that did not get through is sent again."""
 LOST = 20.0
@@ -68,7 +68,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         due, rule = memory.idle + view.policy.apart_idle_timeout, view.instance_rule(IDLE)
         reason = f"user {view.user} has had no client for {duration_text(now - memory.idle)}"
         if view.short:
-            due, rule, reason = now, view.instance_rule("apart_users"), f"{reason}, and other users wait for its place"
+            due, rule, reason = now, view.instance_rule("max_users"), f"{reason}, and other users wait for its place"
     else:
         return Decision(memory, todo)
     if now < (due := max(due, memory.again_at)) or not view.closed:  # what the gate says comes by itself
@@ -81,7 +81,7 @@ def old_way(view: View) -> str | None:
     """Why the policy's way of sharing does not hold yet: those at work, in all lanes, keep the one before."""
     users, apart = [uid for uid in view.state.users() if uid not in view.suspended], len(view.state.lanes) - 1
     wanted, count = f'sharing = "{view.policy.sharing}"', len(view.state.clients)
-    if apart and view.policy.sharing != "apart":
+    if apart and view.policy.sharing != "per-user":
         whose, rest = f"{apart} user{'s' * (apart != 1)} apart", "new clients are held until then"
     elif view.outgoing:
         left = [client for client in view.state.clients.values() if client.lane is None]

@@ -569,7 +569,7 @@ def not_handed(state: State, admitted: frozenset[int]) -> State:
 _OF_ALL = {
     link.Hello, link.Synced, inp.GateLost, link.Knock, link.Left, link.Refused, link.Unconfirmed, link.Slowed,
     inp.ProcessesSeen, inp.MemorySeen, inp.Worked, inp.PolicyChanged, inp.DevicesFound, inp.PeopleKnown,
-    inp.DrainOrdered, inp.DrainResumed, inp.RestartOrdered, inp.LeaseGiven, inp.LeaseEnded,
+    inp.DrainOrdered, inp.DrainResumed, inp.TurnExtended, inp.RestartOrdered, inp.LeaseGiven, inp.LeaseEnded,
     inp.LaneOpened, inp.LaneClosed,
 }  # fmt: skip
 """What is about no single lane."""

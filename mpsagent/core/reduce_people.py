@@ -1,4 +1,4 @@
-"""What people order and the machine is found to have, into the state: policy, devices, names, drains, leases."""
+"""What people order and the machine is found to have, into the state: policy, devices, names, drains, turns, leases."""
 
 from __future__ import annotations
 
@@ -38,6 +38,11 @@ def _resumed(state: State, event: inp.DrainResumed, out: Out) -> State:
     return state.each_lane(drain=None)
 
 
+def _extended(state: State, event: inp.TurnExtended, out: Out) -> State:
+    kept = {uid: until for uid, until in state.extended.items() if until > event.at}
+    return replace(state, extended={**kept, event.uid: event.until})
+
+
 def _lease_given(state: State, event: inp.LeaseGiven, out: Out) -> State:
     lease = event.lease
     pid = None if lease.process is None else lease.process[0]
@@ -63,6 +68,7 @@ RULES: dict[type, Callable[[State, Any, Out], State]] = {
     inp.PeopleKnown: _people,
     inp.DrainOrdered: _drain,
     inp.DrainResumed: _resumed,
+    inp.TurnExtended: _extended,
     inp.RestartOrdered: _restart,
     inp.LeaseGiven: _lease_given,
     inp.LeaseEnded: _lease_ended,

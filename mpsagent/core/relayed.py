@@ -131,11 +131,11 @@ def _wrong(view: View) -> Iterator[Wrong]:
             yield from ((one, f"the policy denies user {uid} MPS", rule, "limits") for one in unseen)
         elif view.user not in (None, uid):
             why, rule = f"this control daemon is user {view.user}'s own", view.instance_rule("sharing")
-            yield from ((one, why, rule, "switch") for one in unseen)
+            yield from ((one, why, rule, "turn") for one in unseen)
         elif view.sharing == "turns" and turn is not None and turn.uid != uid and uid not in view.suspended:
-            rule = rules.origin("switch.after").key
+            rule = rules.origin("turn.time_limit").key
             late = (one for one in unseen if _came_late(view, one))
-            yield from ((one, f"it is the turn of user {turn.uid}", rule, "switch") for one in late)
+            yield from ((one, f"it is the turn of user {turn.uid}", rule, "turn") for one in late)
 
 
 def _unseen(view: View) -> Iterator[tuple[int, list[Client]]]:

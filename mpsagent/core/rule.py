@@ -15,15 +15,15 @@ from mpsagent.core.transitions import Transition
 from mpsagent.policy.keys import KEYS
 
 M = TypeVar("M", covariant=True)
-_OF_TURNS = frozenset(key.name for key in KEYS if key.section == "switch") - {"enforce"}
-Section = Literal["limits", "switch", "hang", "order"]
+_OF_TURNS = frozenset(key.name for key in KEYS if key.section == "turn")
+Section = Literal["limits", "turn", "timeouts", "order"]
 """Whose policy it is: with its enforcement off the request is dropped. ``order``: a person asked for it."""
 
 
 def of_turns(rule: str) -> bool:
-    """Return whether a rule's key is one of ``[switch]``; a user or group may be called switch."""
+    """Return whether a rule's key is one of ``[turn]``; a user or group may be called turn."""
     words = rule.split(".")
-    return words[-2:-1] == ["switch"] and words[-1] in _OF_TURNS
+    return words[-2:-1] == ["turn"] and words[-1] in _OF_TURNS
 
 
 class Reason(NamedTuple):

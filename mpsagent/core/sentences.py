@@ -43,12 +43,12 @@ def _where(record: Record) -> str:
 
 
 def worth_telling(record: Record) -> bool:
-    """Whether people are told: an action is told with its outcome, in one line, and a question to the control daemon
-    only when it failed (while users wait there is one every few seconds). What a client has used stands in sessions."""
-    kind = record.get("kind")
-    return kind not in ("action", "client.used") and not (
-        kind == "action.done" and record.get("action") == "Reconcile" and record.get("ok")
-    )
+    """Return whether events and the journal show a record. They show an action once, with its result. A question to the
+    control daemon and a line on a terminal are too frequent. Sessions have the usage of a client."""
+    kind, action = record.get("kind"), record.get("action")
+    if kind == "action.done" and action == "Reconcile":
+        return not record.get("ok")
+    return kind not in ("action", "client.used") and action != "Tell"
 
 
 def _job(words: _Words, else_: str = "") -> str:
@@ -287,7 +287,13 @@ _SENTENCES: dict[str, Callable[[_Words], str]] = {
         else f"{w.user('by')} ended lease {w['number']}{_job(w)}"
     ),
     "drain.resumed": lambda w: f"{w.user('by')} ended the drain",
+    "turn.extended": lambda w: (
+        f"{w.user('by')} extended the turn of {w.user()}: it does not end within "
+        f"{duration_text(max(0.0, w['until'] - w['at']))}"
+    ),
 }
+KINDS = frozenset(_SENTENCES) | {"action", "action.done", "action.failed"}
+"""Of the events that people read."""
 
 
 # --- what the agent did -----------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def how(outcome: str | None, rule: str | None) -> str:
     if outcome != "ended":
         return {None: "running", "ok": "finished", "faulted": "fault"}.get(outcome, str(outcome))
     words = (rule or "ended").split(".")
-    return "turn" if of_turns(rule or "") else "fault" if words[0] == "hang" else words[-1]
+    return "turn" if of_turns(rule or "") else "fault" if words[0] == "timeouts" else words[-1]
 
 
 MOST_GONE = 1000

@@ -15,7 +15,7 @@ from mpsagent.core import actions as act
 from mpsagent.core.rule import Decision
 from mpsagent.core.view import View
 
-RULE = "hang.terminate"
+RULE = "timeouts.client_terminate"
 RESUME_EVERY = 1.0
 
 
@@ -36,7 +36,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     stopped: dict[int, tuple[float, float]] = {}
     killed = memory.killed & {h.connection for h in handing}
     wakes: list[float] = []
-    enforce = view.policy.enforce_hang
+    enforce = view.policy.enforce
     for held in handing:
         since, resumed = memory.stopped.get(held.connection, (now, float("-inf")))
         due = since + view.policy.hang_terminate

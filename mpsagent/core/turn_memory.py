@@ -80,7 +80,7 @@ class Moment:
     def to(self, phase: Phase, **changes: Any) -> None:
         self.remember(turn=replace(self.turn, phase=phase, **changes))
 
-    def report(self, kind: str, reason: str, key: str = "switch.after") -> None:
+    def report(self, kind: str, reason: str, key: str = "turn.time_limit") -> None:
         rule = self.view.rules(self.turn.uid).origin(key).key
         self.actions.append(act.Report(kind=kind, reason=reason, rule=rule, uid=self.turn.uid))
 

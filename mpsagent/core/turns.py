@@ -10,15 +10,15 @@ phase      what it is                                       what ends it
 idle       nothing at work, and no other user wants it      its user comes: open; another one first: shut
 open       its user works, or is on the way                 another one waits: contested; none is at work: idle;
                                                             10 s unused while another one or form waits: shut
-contested  another user waits                               switch.after: warned; if it can pause, switch.slice: pausing
-warned     its end is announced                             switch.grace: ending, or late
-late       over, but continuing ("none", enforce = false)   a policy that ends it: ending
+contested  another user waits                               turn.time_limit: warned; turn.pause_slice: pausing
+warned     its end is announced                             turn.grace: ending, or late
+late       over, but continuing ("none", mode = "report")   a policy that ends it: ending
 pausing    shut out; its processes are frozen               all are: over; not within 10 s: contested, and not paused
 ending     shut out; the ladder for each client, or `quit`  all have gone: over
 shut       shut out; nothing at work                        the gate confirms that: over
 =========  ===============================================  ============================================================
 
-With ``sharing = "together"`` or ``"apart"`` there are no turns: admission admits all users. A policy that wants
+With ``sharing = "one-server"`` or ``"per-user"`` there are no turns: admission admits all users. A policy that wants
 another form of server takes effect when a turn is over: then the control daemon is asked to quit, and a new one is
 started. Nothing is foreseen and nothing raced: the gate admits a user only when this rule decides so, and a turn is
 over when the gate has reported that a table without its user is in force (``applied``).
@@ -45,11 +45,11 @@ TAKE_UP = 10.0
 """Seconds for which the gate may try in vain to hand the first client of a turn over while others wait. Then its user
 is shut out; a hand-over that is under way ends as it ends."""
 FREEZE = 10.0
-"""Seconds in which all processes of a user have to stop; then the turn ends as ``switch.otherwise`` says."""
+"""Seconds in which all processes of a user have to stop; then the turn ends as ``turn.pause_fallback`` says."""
 
 
 def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
-    if view.together or view.sharing == "apart":
+    if view.together or view.sharing == "per-user":
         over: list[tr.Transition] = [tr.UserResumed(now, uid, now - at) for uid, at in memory.suspended.items()]
         over += [] if memory.turn is None else [ended(memory.turn, now)]
         return Decision(Memory(), (), (), tuple(over))
@@ -151,8 +151,8 @@ def _open(m: Moment) -> float | None:
 
 
 def _contested(m: Moment) -> float | None:
-    """Another user waits for the end. Contested: until `switch.after`, or `switch.slice` where the turn can end in a
-    pause; warned: until `switch.grace` is over, too; late: for as long as the policy lets it go on."""
+    """Another user waits for the end. Contested: until `turn.time_limit`, or `turn.pause_slice` where the turn can end
+    in a pause; warned: until `turn.grace` is over, too; late: for as long as the policy lets it go on."""
     view, uid, now, rules = m.view, m.turn.uid, m.now, m.view.rules(m.turn.uid)
     if not view.identified(uid):
         return None
@@ -248,7 +248,7 @@ def _pausing(m: Moment) -> float | None:
         late = [c for c in clients if c.frozen is None]
         pids = ", ".join(str(c.pid) for c in late)
         reason = f"the processes of user {uid} are not paused: {pids} did not stop within {FREEZE:.0f} s"
-        m.report("turn.not_paused", reason, "switch.action")
+        m.report("turn.not_paused", reason, "turn.on_expiry")
         unpausable = frozenset((c.pid, c.peer.start) for c in late)
     m.remember(suspended=rest)
     m.to(m.turn.reached, unpausable=unpausable)
@@ -257,8 +257,8 @@ def _pausing(m: Moment) -> float | None:
 
 def _ending(m: Moment) -> float | None:
     """Each client on the ladder, or the daemon quits; over when all have gone and its user is shut out. After
-    ``hang.terminate`` those who were not asked yet are signalled, if only clients of the same user are there: they all
-    go."""
+    ``timeouts.client_terminate`` clients that were not asked yet are signalled, if only clients of the same user are
+    there: they all go."""
     view, uid, ending = m.view, m.turn.uid, m.turn.ending or m.now
     if not m.works:
         fresh = not m.wanted and view.state.held.first(uid) is not None  # what comes now is a new turn
@@ -266,19 +266,19 @@ def _ending(m: Moment) -> float | None:
             m.over(behind=not fresh)
         return None
     rules = view.rules(uid)
-    if not rules.enforce_switch:
+    if not rules.enforce:
         m.to(m.turn.reached, ending=None)
         return None
     control = view.state.control if view.control_alive else None
-    quits_all = rules.forced_end == "quit" and not m.memory.suspended  # who is paused is not to pay for it
+    quits_all = rules.forced_end == "restart-mps" and not m.memory.suspended  # who is paused is not to pay for it
     # Once another daemon runs, the clients of the one that quit are leftovers.
     if quits_all and control is not None and (m.memory.quit is None or m.memory.quit[0] == control.pid):
         reason = f"the turn of user {uid} is over; waiting users are held until its clients have gone"
-        return m.quit(control, max(1, round(rules.kill_grace)), reason, rules.origin("switch.action").key)
+        return m.quit(control, max(1, round(rules.kill_grace)), reason, rules.origin("turn.on_expiry").key)
     due = _signalled(m, ending)
     late = (m.now >= due and len(view.state.users()) <= 1) or quits_all
-    reason, rule = f"the turn of user {uid} is over", rules.origin("switch.after").key
-    m.requests += [EndClient.of(c, reason, rule, "switch", signals_only=late) for c in m.clients]
+    reason, rule = f"the turn of user {uid} is over", rules.origin("turn.time_limit").key
+    m.requests += [EndClient.of(c, reason, rule, "turn", signals_only=late) for c in m.clients]
     return due if m.now < due else None
 
 
@@ -310,10 +310,10 @@ PHASES: Mapping[Phase, Callable[[Moment], float | None]] = {
 
 def _kept(rules: Rules) -> str:
     """Why a turn does not end when its time is over; empty when it does."""
-    if not rules.enforce_switch:
+    if not rules.enforce:
         return "it goes on all the same, because the policy does not enforce its end"
-    key = "otherwise" if rules.switch_action == "pause" else "action"
-    return f'it goes on all the same (switch.{key} = "none")' if rules.forced_end == "none" else ""
+    key = "pause_fallback" if rules.switch_action == "pause" else "on_expiry"
+    return f'it goes on all the same (turn.{key} = "none")' if rules.forced_end == "none" else ""
 
 
 def _signals(m: Moment, reason: str) -> Iterator[act.Action]:
@@ -324,9 +324,9 @@ def _signals(m: Moment, reason: str) -> Iterator[act.Action]:
     clients = {(one.pid, one.peer.start) for one in m.clients if one.detached is None} - known
     m.remember(signalled=known | clients)
     for pid, start in sorted(clients) if rules.terminal and uid else ():
-        yield act.Tell(pid=pid, start=start, uid=uid, reason=reason, rule=rules.origin("terminal").key)
+        yield act.Tell(pid=pid, start=start, uid=uid, reason=reason, rule=rules.origin("notify_terminal").key)
     if rules.switch_warning_signal != "none" and clients:
-        number, rule = signal.Signals[rules.switch_warning_signal], rules.origin("switch.warning_signal").key
+        number, rule = signal.Signals[rules.switch_warning_signal], rules.origin("turn.warning_signal").key
         for pid, start in sorted(clients):
             why = f"{reason}; {number.name} to client {pid} of user {uid}"
             yield act.WarnClient(pid=pid, start=start, uid=uid, signal=int(number), reason=why, rule=rule)
@@ -340,7 +340,7 @@ def _hook(m: Moment, reason: str) -> Iterator[act.Action]:
         told = {"uid": m.turn.uid, "pids": pids, "seconds": seconds, "reason": reason}
         yield act.RunHook(
             program=policy.warning_hook, subject=told, deadline=policy.hook_deadline, reason=reason,
-            rule="hooks.warning",
+            rule="hooks.turn_warning",
         )  # fmt: skip
 
 

@@ -23,8 +23,7 @@ def enforced(view: View, uid: int, section: Section) -> bool:
     """Return whether the policy ends clients of this user by rules of that section."""
     if section == "order":
         return True
-    enforce: bool = getattr(view.rules(uid), f"enforce_{section}")
-    return enforce
+    return view.policy.enforce if section == "timeouts" else view.rules(uid).enforce
 
 
 def take(view: View, memory: Memory, request: EndClient) -> tuple[Memory, tuple[act.Report, ...]]:

@@ -1,4 +1,4 @@
-"""GPU time of each user in the last day, for ``queue = "fair"``: the time in which a user had a client at work.
+"""GPU time of each user in the last day, for ``queue_order = "fair-share"``: when a user had a client at work.
 
 Counted in whole hours that are forgotten one by one, for a bounded number of users; durable, see `agent.saved`.
 """

@@ -171,17 +171,17 @@ class View:
     def together(self) -> bool:
         """All users at once. Not while a control daemon runs that was started for turns with servers of their own.
         Where a user has a control daemon alone it is the same: no user waits for another."""
-        return self.user is not None or self.outgoing or (self.policy.sharing == "together" and self.shared)
+        return self.user is not None or self.outgoing or (self.policy.sharing == "one-server" and self.shared)
 
     @property
     def each(self) -> bool:
         """Each user has a control daemon, and this is that of all; so it is until the last of these has gone."""
-        return self.user is None and (self.policy.sharing == "apart" or bool(self.users))
+        return self.user is None and (self.policy.sharing == "per-user" or bool(self.users))
 
     @property
     def leaving(self) -> bool:
         """The policy does not want this user to have a control daemon any more."""
-        return self.user is not None and self.policy.sharing != "apart"
+        return self.user is not None and self.policy.sharing != "per-user"
 
     @property
     def elsewhere(self) -> bool:
@@ -192,7 +192,7 @@ class View:
     def outgoing(self) -> bool:
         """The policy wants a control daemon for each user, and that of all users still runs: users who work there keep
         it, and no other user waits for them."""
-        return self.user is None and self.policy.sharing == "apart" and self.control_alive
+        return self.user is None and self.policy.sharing == "per-user" and self.control_alive
 
     def keeps(self, uid: int) -> bool:
         """Return whether a user works on the outgoing control daemon, or may still be handed over to it."""
@@ -211,8 +211,8 @@ class View:
     def sharing(self) -> str:
         """How users share now: a changed policy may wait for clients at work."""
         if self.user is not None or self.elsewhere or self.outgoing:
-            return "apart"
-        return "together" if self.together else "turns"
+            return "per-user"
+        return "one-server" if self.together else "turns"
 
     @property
     def wanted(self) -> bool:
@@ -255,14 +255,7 @@ class View:
     @property
     def limits_enforced(self) -> bool:
         """Whether limits are enforced for any user. If for none, the daemon's defaults are left alone."""
-        settings = self.policy.settings
-        everybody = settings.get(("limits", "enforce"))
-        if not self.policy.enforce or everybody is None or everybody.value:
-            return self.policy.enforce
-        return any(
-            path[0] in ("user", "group") and path[2:] == ("enforce",) and setting.value
-            for path, setting in settings.items()
-        )
+        return self.policy.enforce
 
     @property
     def name(self) -> str:
@@ -287,7 +280,7 @@ class View:
         if not self.identified(uid):
             return self.fail_safe()
         rules = self.rules(uid)
-        return rules.limits(self.state.devices) if rules.enforce_limits else Limits()
+        return rules.limits(self.state.devices) if rules.enforce else Limits()
 
     @property
     def shares(self) -> bool:
@@ -307,7 +300,7 @@ class View:
 
     def _enforced(self, peer: Peer) -> Share | None:
         share = self.share(peer)
-        if share is None or not self.identified(peer.uid) or not self.rules(peer.uid).enforce_limits:
+        if share is None or not self.identified(peer.uid) or not self.rules(peer.uid).enforce:
             return None
         return share
 
@@ -323,7 +316,7 @@ class View:
         share = self.share(peer)
         if share is None or not share.bounds:
             return None
-        return share if not self.identified(peer.uid) or self.rules(peer.uid).enforce_limits else None
+        return share if not self.identified(peer.uid) or self.rules(peer.uid).enforce else None
 
     def bounds(self, peer: Peer) -> Iterator[tuple[str, Rules | Share, tuple[Client, ...]]]:
         """Yield the bounds of a process together with others: its user's rules, and its job's share, with the clients
@@ -362,7 +355,7 @@ class View:
         if not self.policy.denies or not self.identified(uid):
             return False
         rules = self.rules(uid)
-        return rules.access == "deny" and rules.enforce_limits
+        return rules.access == "deny" and rules.enforce
 
     def welcome(self, uids: Iterable[int]) -> list[int]:
         """Those of them who are known and whom the policy lets in."""
@@ -373,7 +366,7 @@ class View:
     def ever_fits(self, uid: int) -> bool:
         """Return False if no waiting process of a user without clients fits into the user's total."""
         rules, line = self.rules(uid), self.state.held.line(uid)
-        total = rules.total(self.state.devices) if rules.enforce_limits else None
+        total = rules.total(self.state.devices) if rules.enforce else None
         if total is None or not line or self.state.clients_of_user(uid):
             return True
         return any(total.fits((), self.limits_of(held.peer)) for held in line)
@@ -408,7 +401,7 @@ class View:
 
         def place(uid: int) -> tuple[bool, float, float, float]:
             behind = since[uid] > oldest and served.get(uid, oldest) > oldest
-            spent = self.spent.get(uid, 0.0) if self.policy.queue == "fair" else 0.0
+            spent = self.spent.get(uid, 0.0) if self.policy.queue == "fair-share" else 0.0
             return behind, -self.rules(uid).priority, spent, since[uid]
 
         users.sort(key=place if ranked else since.__getitem__)
@@ -447,7 +440,7 @@ class View:
     @property
     def ranked(self) -> bool:
         """The order of users is not that of arrival. Together it is: there are no turns."""
-        return (self.policy.queue == "fair" or self.policy.prioritised) and not self.together
+        return (self.policy.queue == "fair-share" or self.policy.prioritised) and not self.together
 
     def others(self) -> tuple[int, ...]:
         """Users who want the GPU beside the one whose turn it is: those in the queue or paused, and those with clients
@@ -472,7 +465,7 @@ class View:
         fault is to end: a server keeps its fault while a client of it is stopped (X13, recording 08, G17)."""
         rules, control = self.rules(uid), self.state.control
         return (
-            rules.enforce_switch and not rules.switch_exempt
+            rules.enforce and not rules.switch_exempt
             and self.sharing == "turns" and self.shared and not self.outdated
             and self.identified(uid) and not self.denied(uid)
             and control is not None and control.proven and control.quitting is None
@@ -493,7 +486,7 @@ class View:
         ended with it."""
         rules = self.rules(uid)
         announced = self.turn is not None and self.turn.uid == uid and self.turn.phase == "warned"
-        return announced and rules.enforce_switch and rules.forced_end != "none"
+        return announced and rules.enforce and rules.forced_end != "none"
 
     def shut_out(self, uid: int) -> bool:
         """No process of this user can pass the gate: a table without the user is in force there."""

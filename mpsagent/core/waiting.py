@@ -88,11 +88,11 @@ def _why(view: View, uid: int, line: Sequence[Held], everybody: Reason | None, u
         return Reason("handover", "is being handed over to MPS")
     own = hold(view, uid)
     if everybody is not None and not view.denied(uid):
-        unmade = view.unmade.get(uid) if everybody.word == "apart" else None
+        unmade = view.unmade.get(uid) if everybody.word == "daemon" else None
         return (
             everybody
             if unmade is None
-            else Reason("apart", f"this user's own control daemon cannot be started: {unmade}")
+            else Reason("daemon", f"this user's own control daemon cannot be started: {unmade}")
         )
     if own is not None:
         return own

@@ -1,4 +1,4 @@
-"""With ``placement = "own"``: the public directories of instances, whose sockets the gate makes itself.
+"""With ``placement = "by-directory"``: the public directories of instances, whose sockets the gate makes itself.
 
 Who connects in one of them is served by its instance alone; the first instance has the directory that all others share
 otherwise. The listening sockets lie in the store, as connections do, so they outlive the gate. An accepted socket has

@@ -9,7 +9,7 @@ from mpsagent.cli import client
 from mpsagent.kubernetes.shares import Json, Shares
 
 DEADLINE = 5.0
-KEYS = {"kubernetes.shares": "count", "kubernetes.share_memory": "memory", "kubernetes.processes": "processes"}
+KEYS = {"kubernetes.shares": "count", "kubernetes.share_memory": "memory", "kubernetes.processes_per_pod": "processes"}
 """Of the policy, with the names that they have here."""
 
 

@@ -58,9 +58,10 @@ def lease(pod: Pod, shares: Shares) -> Json:
     """As the API takes it. A later one of the same name takes the place of the one before."""
     percent = shares.percent(pod.shares)
     each = max(0.1, percent * 10 // shares.processes / 10)
-    memory = {"memory": f"{each:g}%", "total_memory": f"{percent:g}%"} if shares.memory else {}
+    memory = {"memory_limit": f"{each:g}%", "total_memory_limit": f"{percent:g}%"} if shares.memory else {}
     name = f"pod:{pod.namespace[:20]}/{pod.name[-(_LONGEST - 20) :].lstrip('-.')}:{pod.uid}"
-    return {"cgroup": pod.cgroup, "threads": each, "total_threads": percent, **memory, "until": UNTIL, "name": name}
+    threads = {"active_threads": f"{each:g}%", "total_active_threads": f"{percent:g}%"}
+    return {"cgroup": pod.cgroup, **threads, **memory, "until": UNTIL, "name": name}
 
 
 def has_lease(pod: Pod, leases: Iterable[Json]) -> bool:
@@ -77,8 +78,8 @@ def renewed(one: Json, now: float) -> Json | None:
     the policy says now."""
     if datetime.fromisoformat(one["until"]).timestamp() - now > LASTING / 2:
         return None
-    given = {**one, "memory": None if one["memory"] is None else one["memory"][""], "until": UNTIL}
-    keys = "cgroup", "threads", "memory", "total_threads", "total_memory", "until", "name"
+    given = {**one, "memory_limit": None if one["memory_limit"] is None else one["memory_limit"][""], "until": UNTIL}
+    keys = "cgroup", "active_threads", "memory_limit", "total_active_threads", "total_memory_limit", "until", "name"
     return {key: given[key] for key in keys if given[key] is not None}
 
 

@@ -1,4 +1,4 @@
-"""Instances with ``sharing = "apart"``: each user gets one of the section. Pure.
+"""Instances with ``sharing = "per-user"``: each user gets one of the section. Pure.
 
 The section's own has no control daemon. Those of its users are named after it and the uid: ``gpu0-u1001``.
 """

@@ -10,7 +10,7 @@ from mpsagent.mps import units
 from mpsagent.policy import parse
 from mpsagent.policy.keys import NAMED
 from mpsagent.policy.origins import Path, key_text, printable
-from mpsagent.policy.tables import PLAIN, ROOT, SWITCH, Table
+from mpsagent.policy.tables import PLAIN, ROOT, TURN, Table
 
 MOST_ERRORS = 100
 """Mistakes that are told of one file; more of them are counted."""
@@ -95,15 +95,17 @@ def _title(section: str) -> str:
 def _meant(table: Table, path: Path, value: object) -> str:
     """What an unknown key was most likely meant to be."""
     name = path[-1]
-    near = units.nearest(name[: parse.SHOWN], table.known)
+    if name in table.old:
+        return f'it is called "{table.old[name]}" now'
+    near = units.nearest(name[: parse.SHOWN], [*table.known, *table.old])
     begun = [one for one in table.known if len(name) >= 3 and one.startswith(name)]
     if begun:
         near = begun[0]
     if near is not None:
-        return f'did you mean "{near}"?'
+        return f'did you mean "{table.old.get(near, near)}"?'
     if table.title == "user.NAME":
-        if name in SWITCH.keys:
-            return f"write switch.{name}"
+        if name in TURN.keys:
+            return f"write turn.{name}"
         if isinstance(value, dict):
             owner = key_text(shown_path(path[:2]))
             if name == "limits":
@@ -128,7 +130,7 @@ def _dotted(path: Path, value: Mapping[str, Any]) -> Path:
     parts = list(path[1:])
     while len(value) == 1 and len(parts) < 8:
         ((name, inner),) = value.items()
-        if not isinstance(inner, dict) or name == "switch":
+        if not isinstance(inner, dict) or name == "turn":
             break
         parts.append(name)
         value = inner

@@ -71,7 +71,7 @@ def _digest(texts: Sequence[tuple[str, str]]) -> str:
 
 def _lay(settings: dict[Path, Setting], path: Path, value: Any, origin: Origin, lines: dict[Path, int]) -> None:
     """Put a value over what earlier files said. A memory table keeps earlier entries for devices it does not name."""
-    if path[-1] == "memory":
+    if path[-1] == "memory_limit":
         before = settings.get(path)
         kept = {} if before is None or values.ALL_DEVICES in value else before.value
         new = {}

@@ -52,7 +52,7 @@ def instances(
 
 
 def _may_split(one: Policy) -> bool:
-    return one.sharing == "apart" and one.compute_mode != "default"
+    return one.sharing == "per-user" and one.compute_mode != "default"
 
 
 def _by_mode(one: Policy, machine: Sequence[Device], exclusive: Collection[str]) -> Iterator[Policy]:
@@ -83,9 +83,9 @@ def _by_mode(one: Policy, machine: Sequence[Device], exclusive: Collection[str])
 
 def _in_turns(one: Policy) -> Policy:
     """Turns that have no end unless the policy writes one."""
-    never = Setting(None, Origin("switch.after"))
-    settings = {("switch", "after"): never, **one.settings}
-    return replace(one, sharing="turns", server="own", exclusive=one.instance, settings=settings)
+    never = Setting(None, Origin("turn.time_limit"))
+    settings = {("turn", "time_limit"): never, **one.settings}
+    return replace(one, sharing="turns", server="user", exclusive=one.instance, settings=settings)
 
 
 def of(policy: Policy, name: str) -> Policy:
@@ -123,7 +123,7 @@ def _devices(policy: Policy, name: str) -> tuple[str, ...]:
 
 
 def with_own_directories(made: Iterable[Policy], run: str) -> tuple[Policy, ...]:
-    """With ``placement = "own"``: the first one keeps the public directory, the others have theirs in the run
+    """With ``placement = "by-directory"``: the first one keeps the public directory, the others have theirs in the run
     directory."""
     found = tuple(made)
     return (*found[:1], *(replace(one, pipe_directory=f"{run}/mps/{one.instance}") for one in found[1:]))
@@ -174,17 +174,19 @@ def _apart(policy: Policy, sections: Sequence[Policy]) -> Iterator[PolicyError]:
             text = "mpsagent names the control daemons of users so: NAME-u and a uid"
             yield told(policy, one, "devices", text, "choose another name")
         section, _, number = one.instance.rpartition("-gpu")
-        if number.isdecimal() and any(other.sharing == "apart" and other.instance == section for other in sections):
+        if number.isdecimal() and any(other.sharing == "per-user" and other.instance == section for other in sections):
             text = f"mpsagent names an instance for a GPU of {section} in EXCLUSIVE_PROCESS mode so"
             yield told(policy, one, "devices", text, "choose another name")
-        if one.sharing != "apart":
+        if one.sharing != "per-user":
             continue
         if len(one.instance) > apart.LONGEST:
             text = f"apart, users' uids are added to its name, which may have {apart.LONGEST} characters then"
             yield told(policy, one, "sharing", text, "choose a shorter name")
         if one.compute_mode == "exclusive-process":
-            text = '"exclusive-process" lets one control daemon use a GPU, and sharing = "apart" has one for each user'
-            yield told(policy, one, "compute_mode", text, 'write sharing = "turns" or "together", or leave it out')
+            text = (
+                '"exclusive-process" lets one control daemon use a GPU, and sharing = "per-user" has one for each user'
+            )
+            yield told(policy, one, "compute_mode", text, 'write sharing = "turns" or "one-server", or leave it out')
 
 
 def _several_parts(policy: Policy, one: Policy) -> Iterator[PolicyError]:
@@ -196,12 +198,12 @@ def _several_parts(policy: Policy, one: Policy) -> Iterator[PolicyError]:
 
 def _no_pause(one: Policy) -> Iterator[PolicyError]:
     """A server of its own has to end before the next user's can start, and its clients with it."""
-    if one.sharing != "turns" or one.server == "shared":
+    if one.sharing != "turns" or one.server == "all":
         return
     for path, setting in one.settings.items():
-        if path[-2:] == ("switch", "action") and setting.value == "pause" and path[0] != "instance":
+        if path[-2:] == ("turn", "on_expiry") and setting.value == "pause" and path[0] != "instance":
             problem = f'"pause" is not possible in {one.instance}, where each turn has a server of its own'
-            hint = f'write server = "shared" in [instance.{one.instance}]; driver 580 and later'
+            hint = f'write server_scope = "all" in [instance.{one.instance}]; driver 580 and later'
             yield setting.origin.wrong(problem, hint)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from mpsagent.policy import kinds, parse
+from mpsagent.policy import kinds, parse, values
 from mpsagent.policy.kinds import FLAG, Kind
 from mpsagent.policy.origins import Path
 
@@ -68,25 +68,39 @@ class Key:
 
 DAY = 86400.0
 LONG = 10 * parse.YEAR
-_REPORT = "`false`: only report what would be done"
 _WHO, _OF, _ALL = Scope.USER, Scope.INSTANCE, Scope.AGENT
 
 
-def _deadline(name: str, words: str, default: float | None, absent: str = "", low: float = 0.1) -> Key:
-    """A row of [hang]."""
-    return Key("hang", name, kinds.duration(low, DAY), _ALL, words, default, absent, attribute=f"hang_{name}")
+MODE = kinds.choice(
+    {
+        "enforce": "rules are enforced",
+        "report": "nothing is limited, refused or terminated; mpsagent reports what it would have done",
+    }
+)
+
+
+def _timeout(name: str, attribute: str, words: str, default: float | None, absent: str = "") -> Key:
+    """Return a row of [timeouts]."""
+    return Key("timeouts", name, kinds.duration(0.1, DAY), _ALL, words, default, absent, attribute=attribute)
 
 
 KEYS: tuple[Key, ...] = (
-    Key("", "enforce", FLAG, _ALL, "`false`: nothing is enforced, only reported", True),
+    Key("", "mode", MODE, _WHO, "whether rules are enforced or only reported", "enforce"),
     # --- what a user may have
     Key(
         "limits", "access",
         kinds.choice({"allow": "clients are admitted", "deny": "clients are refused, with an error of CUDA's"}),
         _WHO, "who may use MPS at all", "allow",
     ),
-    Key("limits", "threads", kinds.THREADS, _WHO, "share of the multiprocessors of each client process", 100.0),
-    Key("limits", "memory", kinds.MEMORY, _WHO, "device memory of each client process", (), "no limit"),
+    Key(
+        "limits", "active_threads", kinds.THREADS, _WHO, "share of the multiprocessors of each client process",
+        values.Percent(100.0),
+        attribute="threads",
+    ),
+    Key(
+        "limits", "memory_limit", kinds.MEMORY, _WHO, "device memory of each client process", (), "no limit",
+        attribute="memory",
+    ),
     Key(
         "limits", "max_clients", kinds.whole(1, 1000), _WHO, "client processes of one user at a time", None, "no limit",
     ),
@@ -97,16 +111,18 @@ KEYS: tuple[Key, ...] = (
         "three quarters of what a server takes, where users share it",
     ),
     Key(
-        "limits", "total_threads", kinds.TOTAL_THREADS, _WHO,
+        "limits", "total_active_threads", kinds.TOTAL_THREADS, _WHO,
         "share of the multiprocessors of all client processes of one user together", None, "no limit",
+        attribute="total_threads",
     ),
     Key(
-        "limits", "total_memory", kinds.TOTAL_MEMORY, _WHO,
+        "limits", "total_memory_limit", kinds.TOTAL_MEMORY, _WHO,
         "memory on each device of all client processes of one user together", None, "no limit",
+        attribute="total_memory",
     ),
     Key(
-        "limits", "priority", kinds.whole(0, 100), _WHO,
-        "whose turn is next: of the users who wait, one with the largest number", 0,
+        "limits", "queue_priority", kinds.whole(0, 100), _WHO,
+        "the waiting user with the largest number gets the next turn", 0, attribute="priority",
     ),
     Key(
         "limits", "client_priority",
@@ -118,15 +134,16 @@ KEYS: tuple[Key, ...] = (
         _WHO, "MPS's own priority, of each client process", "normal",
     ),
     Key(
-        "limits", "over_limits",
+        "limits", "on_limit_exceeded",
         kinds.choice({
             "report": "it is reported",
-            "memory": "it is reported; one that uses too much memory is ended, gently first, when it has done so for "
-            "10 s in sum",
+            "terminate-memory": "it is reported; one that uses too much memory is ended, gently first, when it has "
+            "done so for 10 s in sum",
             "terminate": "either is reported, and ended so",
         }),
         _WHO, "what becomes of a client that MPS does not hold to its limits: it uses more memory than it was given, "
-        "or asks for partitioning by context in its environment", "memory",
+        "or asks for partitioning by context in its environment", "terminate-memory",
+        attribute="over_limits",
     ),
     Key(
         "limits", "max_runtime", kinds.duration(1, LONG, never=True), _WHO,
@@ -137,75 +154,74 @@ KEYS: tuple[Key, ...] = (
         "a user's clients that were idle for this long are ended if another user waits for their place",
     ),
     Key(
-        "limits", "idle_by",
+        "limits", "idle_metric",
         kinds.choice({
             "cpu": "none of them used CPU time",
             "gpu": "the GPU's utilisation was below 1 %",
         }),
-        _WHO, "what idle means for `idle_timeout`", "cpu",
+        _WHO, "what idle means for `idle_timeout`", "cpu", attribute="idle_by",
     ),
     Key(
-        "limits", "terminal", FLAG, _WHO,
-        "`true`: a process that waits for more than 10 s is told so on its terminal, when it is served, and before its "
-        "turn ends: one line each", False,
+        "limits", "notify_terminal", FLAG, _WHO,
+        "`true`: a process prints one line on its terminal when it has waited for 10 s, when it is served, when it is "
+        "refused, and before its turn ends", True, attribute="terminal",
     ),
-    Key("limits", "enforce", FLAG, _WHO, _REPORT, True, attribute="enforce_limits", label="enforce.limits"),
     # --- turns
     Key(
-        "switch", "after", kinds.duration(0, LONG, never=True), _WHO,
+        "turn", "time_limit", kinds.duration(0, LONG, never=True), _WHO,
         "how long a user may keep the GPU once another user waits", 1800.0,
-        attribute="switch_after", label="switch.after",
+        attribute="switch_after", label="turn.time_limit",
     ),
     Key(
-        "switch", "grace", kinds.duration(0, DAY), _WHO, "time between the warning and the action", 30.0,
-        attribute="switch_grace", label="switch.grace",
+        "turn", "grace", kinds.duration(0, DAY), _WHO, "time between the warning and the action", 30.0,
+        attribute="switch_grace", label="turn.grace",
     ),
     Key(
-        "switch", "action",
+        "turn", "on_expiry",
         kinds.choice({
             "terminate": "each client is ended, gently first",
-            "quit": "the control daemon is restarted",
+            "restart-mps": "the control daemon is restarted with `quit -t`, which ends the work of all users on it",
             "pause": 'its processes are frozen, keep their memory, and go on when it is their turn again; needs '
-            '`server = "shared"`',
+            '`server_scope = "all"`',
             "none": "only the warning",
         }),
-        _WHO, "what happens at the end of a turn", "terminate", attribute="switch_action", label="switch.action",
+        _WHO, "what happens at the end of a turn", "terminate", attribute="switch_action", label="turn.on_expiry",
     ),
     Key(
-        "switch", "slice", kinds.duration(1, DAY), _WHO,
-        'with `action = "pause"`: how long a turn lasts while another user waits', 30.0,
-        attribute="switch_slice", label="switch.slice",
+        "turn", "pause_slice", kinds.duration(1, DAY), _WHO,
+        'with `on_expiry = "pause"`: how long a turn lasts while another user waits', 30.0,
+        attribute="switch_slice", label="turn.pause_slice",
     ),
     Key(
-        "switch", "otherwise",
+        "turn", "pause_fallback",
         kinds.choice({"terminate": "each client is ended, gently first", "none": "only the warning"}),
-        _WHO, 'with `action = "pause"`: what happens after `after` and `grace` where a pause is not possible',
-        "terminate", attribute="switch_otherwise", label="switch.otherwise",
+        _WHO, 'with `on_expiry = "pause"`: what happens after `time_limit` and `grace` if a pause is not possible',
+        "terminate", attribute="switch_otherwise", label="turn.pause_fallback",
     ),
     Key(
-        "switch", "warning_signal",
+        "turn", "warning_signal",
         kinds.choice(dict.fromkeys(("none", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGTERM"), "")), _WHO,
         "sent with the warning to the clients of the user whose turn ends, if they handle it",
-        "none", attribute="switch_warning_signal", label="switch.warning_signal",
+        "none", attribute="switch_warning_signal", label="turn.warning_signal",
     ),
     Key(
-        "switch", "exempt", FLAG, _WHO, "`true`: the GPU is never taken from this user", False,
-        attribute="switch_exempt", label="switch.exempt",
+        "turn", "never_preempt", FLAG, _WHO, "`true`: the GPU is never taken from this user", False,
+        attribute="switch_exempt", label="turn.never_preempt",
     ),
-    Key("switch", "enforce", FLAG, _WHO, _REPORT, True, attribute="enforce_switch", label="enforce.switch"),
     # --- how long each part of MPS may stay silent
-    _deadline("control", "the control daemon answers a command", 10.0),
-    _deadline("server", "a server answers", 30.0),
-    _deadline("server_ready", "a server gets ready, at its start and after a fault", 30.0, "as `server`"),
-    _deadline("fault", "after a fault, clients with a sticky error leave by themselves", 15.0),
-    _deadline("exit", "a server exits after its shutdown", 15.0),
-    _deadline("quit", "`quit` returns", 10.0),
-    _deadline("terminate", "`terminate_client` succeeds", 5.0),
-    Key(
-        "hang", "kill_grace", kinds.duration(0, DAY), _ALL, "a process ends after SIGTERM, before SIGKILL", 5.0,
-        rules="kill_grace",
+    _timeout("control_daemon", "hang_control", "the control daemon answers a command", 10.0),
+    _timeout("server", "hang_server", "a server answers", 30.0),
+    _timeout(
+        "server_start", "hang_server_ready", "a server gets ready, at its start and after a fault", 30.0, "as `server`",
     ),
-    Key("hang", "enforce", FLAG, _WHO, _REPORT, True, attribute="enforce_hang", label="enforce.hang"),
+    _timeout("fault_recovery", "hang_fault", "after a fault, clients with a sticky error exit by themselves", 15.0),
+    _timeout("server_exit", "hang_exit", "a server exits after its shutdown", 15.0),
+    _timeout("control_daemon_quit", "hang_quit", "`quit` returns", 10.0),
+    _timeout("client_terminate", "hang_terminate", "`terminate_client` succeeds", 5.0),
+    Key(
+        "timeouts", "sigkill_delay", kinds.duration(0, DAY), _ALL, "a process exits after SIGTERM, before SIGKILL", 5.0,
+        attribute="kill_grace", rules="kill_grace",
+    ),
     # --- the control daemon
     Key("instance", "devices", kinds.DEVICES, _OF, "the GPUs that it serves (empty: all)", ()),
     Key(
@@ -213,22 +229,23 @@ KEYS: tuple[Key, ...] = (
         kinds.choice(
             {
                 "turns": "one user at a time; the others wait at the gate",
-                "together": "all users at once on one server for all, each client with its own limits; a fault of one "
-                "ends the clients of all; driver 580 and later",
-                "apart": "all users at once, each on a control daemon and a server of the user's own, which run while "
-                "the user has clients; faults stay with their user",
+                "one-server": "all users at once on one server for all, each client with its own limits; a fault of "
+                "one ends the clients of all; driver 580 and later",
+                "per-user": "all users at once, each on a control daemon and a server of the user's own, which run "
+                "while the user has clients; faults stay with their user",
             },
         ),
-        _OF, "how users share its GPUs; with `enforce = false` at the top `apart`", "apart",
+        _OF, "how users share its GPUs; with `mode = \"report\"` at the top `per-user`", "per-user",
     ),
     Key(
-        "instance", "apart_users", kinds.whole(1, 128), _OF,
-        'with `sharing = "apart"`: users with a control daemon at a time; others are held', 64,
+        "instance", "max_users", kinds.whole(1, 128), _OF,
+        'with `sharing = "per-user"`: users with a control daemon at a time; others are held', 64,
+        attribute="apart_users",
     ),
     Key(
-        "instance", "apart_idle_timeout", kinds.duration(1, LONG), _OF,
-        'with `sharing = "apart"`: the control daemon of a user who has had no client for so long ends; at once while '
-        "others wait for its place", 60.0,
+        "instance", "daemon_idle_timeout", kinds.duration(1, LONG), _OF,
+        'with `sharing = "per-user"`: the control daemon of a user who has had no client for so long ends; at once '
+        "while others wait for its place", 60.0, attribute="apart_idle_timeout",
     ),
     Key(
         "instance", "users", kinds.NAMES, _OF,
@@ -240,46 +257,48 @@ KEYS: tuple[Key, ...] = (
         "users whom no instance names", attribute="only_groups",
     ),
     Key(
-        "instance", "server",
+        "instance", "server_scope",
         kinds.choice({
-            "own": "a server for each turn, which runs as its user",
-            "shared": "one server for all users that stays; driver 580 and later",
+            "user": "a server for each turn, which runs as its user",
+            "all": "one server for all users that stays; driver 580 and later",
         }),
-        _OF, "which MPS servers it runs while users take turns", "own",
+        _OF, "which MPS servers it runs while users take turns", "user", attribute="server",
     ),
     Key(
-        "instance", "queue",
+        "instance", "queue_order",
         kinds.choice({
-            "arrival": "who came first",
-            "fair": "who has had the least GPU time in the last day",
+            "fifo": "the user who has waited longest",
+            "fair-share": "the user with the least GPU time in the last day",
         }),
-        _OF, "whose turn is next, of the users with the same `priority`", "arrival",
+        _OF, "which waiting user gets the next turn, at the same `queue_priority`", "fifo", attribute="queue",
     ),
     Key(
         "instance", "compute_mode",
         kinds.choice({
-            "leave": "it stays as it is, and is not compared",
+            "unchanged": "it stays as it is, and is not compared",
             "default": "programs outside MPS run beside it",
             "exclusive-process": "programs outside MPS fail",
         }),
         _OF, "the GPUs' compute mode while the control daemon runs; set by its unit (systemd), verified by the agent",
-        "leave",
+        "unchanged",
     ),
     Key(
-        "instance", "bypass",
+        "instance", "on_outside_mps",
         kinds.choice({
             "report": "it is reported",
-            "terminate": "it is warned of, then gets SIGTERM, and SIGKILL after `hang.kill_grace`",
+            "terminate": "it is warned of, then gets SIGTERM, and SIGKILL after `timeouts.sigkill_delay`",
         }),
-        _OF, "what becomes of a process that computes on its GPUs outside MPS", "report",
+        _OF, "what happens to a process that computes on its GPUs outside MPS", "report", attribute="bypass",
     ),
     Key(
-        "instance", "bypass_grace", kinds.duration(1, DAY), _OF,
-        'with `bypass = "terminate"`: how long such a process may go on after the warning', 60.0,
+        "instance", "outside_mps_grace", kinds.duration(1, DAY), _OF,
+        'with `on_outside_mps = "terminate"`: how long such a process may run after the warning', 60.0,
+        attribute="bypass_grace",
     ),
     Key(
-        "instance", "bypass_exempt", kinds.NAMES, _OF,
+        "instance", "outside_mps_exempt", kinds.NAMES, _OF,
         "users whose processes outside MPS are never ended: monitoring, for instance (root's never are)", (),
+        attribute="bypass_exempt",
     ),
     # A Unix socket's path has at most 107 bytes, and "/control_privileged" comes behind this one.
     Key(
@@ -297,17 +316,16 @@ KEYS: tuple[Key, ...] = (
         "how much of the disk these two logs of a control daemon may take; the oldest lines go first", 1 << 30,
     ),
     Key(
-        "instance", "control_program", kinds.text(parse.program, "absolute path, or a name on PATH"), _OF,
-        "NVIDIA's control daemon", "nvidia-cuda-mps-control",
+        "instance", "control_daemon_path", kinds.text(parse.program, "absolute path, or a name on PATH"), _OF,
+        "NVIDIA's control daemon", "nvidia-cuda-mps-control", attribute="control_program",
     ),
     # --- the agent itself
-    Key("agent", "enforce", FLAG, _ALL, "as `enforce` at the top", True),
     Key(
         "agent", "placement",
         kinds.choice({
             "fixed": "the first instance that names the user, a group of the user's, or neither users nor groups",
             "least-loaded": "of those the one with the fewest users and clients; users with clients stay there",
-            "own": "the one in whose directory the program looks for MPS: each has its own",
+            "by-directory": "the one in whose directory the program looks for MPS: each has its own",
         }),
         _ALL, "which instance a user's clients go to, where there are several", "fixed",
     ),
@@ -330,11 +348,12 @@ KEYS: tuple[Key, ...] = (
     ),
     # --- what happened
     Key(
-        "history", "keep", kinds.duration(3600, LONG), _ALL, "how long what happened is kept",
+        "history", "retention", kinds.duration(3600, LONG), _ALL, "how long what happened is kept",
         400 * DAY, attribute="history_keep",
     ),
     Key(
-        "history", "size", kinds.SIZE, _ALL, "how large its file may get; the oldest records go first, then sessions",
+        "history", "max_size", kinds.SIZE, _ALL,
+        "how large its file may get; the oldest records go first, then sessions",
         1 << 30, attribute="history_size",
     ),
     # --- pods
@@ -348,23 +367,23 @@ KEYS: tuple[Key, ...] = (
         "`true`: a share is as much of the memory as of the threads; `false`: the user's limit of memory counts", True,
     ),
     Key(
-        "kubernetes", "processes", kinds.whole(1, 48), _ALL,
+        "kubernetes", "processes_per_pod", kinds.whole(1, 48), _ALL,
         "how many processes of a pod have its shares together, each an equal part; the next one waits", 1,
         attribute="kubernetes_processes",
     ),
     # --- programs of the administrator's
     Key(
-        "hooks", "before_end", kinds.path(1024), _ALL,
+        "hooks", "pre_terminate", kinds.path(1024), _ALL,
         "a program that is run before a client is ended by force, with JSON on its stdin", None, "none",
-        rules="before_end_hook",
+        attribute="before_end", rules="before_end_hook",
     ),
     Key(
-        "hooks", "warning", kinds.path(1024), _ALL,
+        "hooks", "turn_warning", kinds.path(1024), _ALL,
         "a program that is run with the warning before a turn's end, with JSON on its stdin", None, "none",
         attribute="warning_hook",
     ),
     Key(
-        "hooks", "deadline", kinds.duration(0.1, 600), _ALL, "how long it may take", 5.0, attribute="hook_deadline",
+        "hooks", "timeout", kinds.duration(0.1, 600), _ALL, "how long it may take", 5.0, attribute="hook_deadline",
     ),
 )  # fmt: skip
 
@@ -373,22 +392,45 @@ SECTIONS: dict[str, str] = {
     "user": "one user, by name or uid",
     "group": "one group, by name",
     "cgroup": "the processes of a cgroup, systemd unit or slice",
-    "switch": "when the GPU goes to the next user",
-    "hang": "how long each part of MPS may stay silent",
-    "instance": "one control daemon; `[instance.NAME.limits]` and `[instance.NAME.switch]` hold there for everybody",
+    "turn": "when the GPU goes to the next user",
+    "timeouts": "how long each part of MPS may stay silent",
+    "instance": "one control daemon; `[instance.NAME.limits]` and `[instance.NAME.turn]` hold there for everybody",
     "agent": "the agent itself",
     "history": "what is kept of what happened",
     "kubernetes": "what pods may ask for",
     "hooks": "programs of yours",
 }
 """The sections in the order of the reference, with their words."""
+OLD_SECTIONS = {"switch": "turn", "hang": "timeouts"}
+OLD_KEYS: dict[str, dict[str, str]] = {
+    "": {"enforce": "mode"},
+    "limits": {
+        "threads": "active_threads", "memory": "memory_limit", "total_threads": "total_active_threads",
+        "total_memory": "total_memory_limit", "priority": "queue_priority", "over_limits": "on_limit_exceeded",
+        "idle_by": "idle_metric", "terminal": "notify_terminal",
+    },
+    "turn": {
+        "after": "time_limit", "action": "on_expiry", "slice": "pause_slice", "otherwise": "pause_fallback",
+        "exempt": "never_preempt",
+    },
+    "timeouts": {
+        "control": "control_daemon", "server_ready": "server_start", "fault": "fault_recovery", "exit": "server_exit",
+        "quit": "control_daemon_quit", "terminate": "client_terminate", "kill_grace": "sigkill_delay",
+    },
+    "instance": {
+        "apart_users": "max_users", "apart_idle_timeout": "daemon_idle_timeout", "server": "server_scope",
+        "queue": "queue_order", "bypass": "on_outside_mps", "bypass_grace": "outside_mps_grace",
+        "bypass_exempt": "outside_mps_exempt", "control_program": "control_daemon_path",
+    },
+    "history": {"keep": "retention", "size": "max_size"},
+    "kubernetes": {"processes": "processes_per_pod"},
+    "hooks": {"before_end": "pre_terminate", "warning": "turn_warning", "deadline": "timeout"},
+}  # fmt: skip
+"""Names from before version 1.0 by section. They are mistakes, and the hint has the new name."""
 NAMED = frozenset({"user", "group", "cgroup", "instance"})
 """Sections that are written with a name: [user.alice]."""
-OF_CGROUPS = ("threads", "memory", "total_threads", "total_memory", "max_clients")
+OF_CGROUPS = ("active_threads", "memory_limit", "total_active_threads", "total_memory_limit", "max_clients")
 """The keys of [limits] that stand in [cgroup.PATTERN]."""
-
-MASTER: tuple[Path, ...] = (("enforce",), ("agent", "enforce"))
-"""False in one of these: nothing is enforced, whatever a section says."""
 
 
 def keys_of(section: str) -> tuple[Key, ...]:
@@ -405,3 +447,7 @@ def key(section: str, name: str) -> Key:
 
 def default(section: str, name: str) -> Any:
     return key(section, name).default
+
+
+ATTRIBUTES_OF_CGROUPS: dict[str, str] = {name: key("limits", name).field for name in OF_CGROUPS}
+"""The attribute of a share for each key of [cgroup.PATTERN]."""

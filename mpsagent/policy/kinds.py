@@ -13,6 +13,7 @@ from mpsagent.mps import units
 from mpsagent.policy import parse, values
 
 _DURATION = {"type": "string", "pattern": r"^\s*(\d+(\.\d+)?\s*(ms|s|min|m|h|d)\s*)+$"}
+_PERCENT = {"type": "string", "pattern": r"^\s*(100|\d{1,2}(\.\d{1,6})?)\s*%\s*$"}
 _AMOUNT = {"type": "string", "pattern": r"^\s*\d+(\.\d+)?\s*([KMGT](i?B)?|%)\s*$"}
 
 
@@ -45,7 +46,7 @@ def choice(words: Mapping[str, str]) -> Kind:
     """One of some words, each with what it means (all of them, or none)."""
     forms = tuple(f"`{quoted(word)}`: {meaning}" for word, meaning in words.items() if meaning)
     forms = forms or (" or ".join(f"`{quoted(word)}`" for word in words),)
-    return Kind(parse.choice(*words), {"enum": list(words)}, forms, quoted)
+    return Kind(parse.choice(*words, renamed=parse.OLD_WORDS), {"enum": list(words)}, forms, quoted)
 
 
 def path(longest: int) -> Kind:
@@ -89,8 +90,8 @@ THREADS = Kind(
     parse.threads,
     {
         "anyOf": [
-            {"type": "number", "minimum": values.LEAST_PERCENT, "maximum": 100},
-            _table("sms", sms={"type": "integer", "minimum": 2}),
+            _PERCENT,
+            {"type": "integer", "minimum": 2},
             _table(
                 "clients",
                 clients={"type": "integer", "minimum": 1, "maximum": 1000},
@@ -100,22 +101,22 @@ THREADS = Kind(
         ]
     },
     (
-        "percentage from 0.1 to 100",
-        "`{ sms = 26 }`: so many multiprocessors, at least 2 (MPS gives no process fewer than 8 of an H200)",
+        '`"25%"`: from 0.1% to 100% of the multiprocessors',
+        "`26`: this many multiprocessors, at least 2 (MPS gives no process fewer than 8 of an H200)",
         '`{ clients = 4, rule = "even" }`: 100/4; `"double"`: 100/(0.5 · 4), at most 100',
         "`{ weight = 3 }`: 3 divided by the sum of all weights in the policy",
     ),
-    lambda value: f"{value:g}",
+    lambda value: quoted(values.text(value)),
 )
 TOTAL_THREADS = Kind(
     parse.total_threads,
     {
         "anyOf": [
-            {"type": "number", "minimum": values.LEAST_PERCENT, "maximum": 100},
-            _table("sms", sms={"type": "integer", "minimum": 2}),
+            _PERCENT,
+            {"type": "integer", "minimum": 2},
         ]
     },
-    ("percentage from 0.1 to 100, or `{ sms = 52 }`",),
+    ('`"50%"`, or a number of multiprocessors: `52`',),
 )
 TOTAL_MEMORY = Kind(parse.amount, _AMOUNT, ('`"40G"`, or `"50%"` of each device',))
 MEMORY = Kind(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 Path = tuple[str, ...]
-"""A key as its parts: ``("user", "alice", "switch", "after")``."""
+"""A key as its parts: ``("user", "alice", "turn", "time_limit")``."""
 
 
 class PolicyError(NamedTuple):

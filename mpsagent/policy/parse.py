@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from mpsagent.mps import units
@@ -19,6 +20,11 @@ MOST_MEMORY = 100 << 40
 LEAST_SIZE = 16 << 20
 SHOWN = 40
 NEVER = "never"
+OLD_WORDS = {
+    "together": "one-server", "apart": "per-user", "own": "user", "shared": "all", "arrival": "fifo",
+    "fair": "fair-share", "leave": "unchanged", "quit": "restart-mps", "memory": "terminate-memory",
+}  # fmt: skip
+"""Words from before version 1.0. They are mistakes unless the key still has them."""
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%", re.ASCII)
 _ORDINAL = re.compile(r"0|[1-9]\d{0,2}", re.ASCII)
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z][0-9A-Za-z./-]{0,95}", re.ASCII)
@@ -95,12 +101,15 @@ def flag(value: object) -> bool:
     return value
 
 
-def choice(*words: str) -> Callable[[object], str]:
+def choice(*words: str, renamed: Mapping[str, str] = MappingProxyType({})) -> Callable[[object], str]:
+    """Return a parser for one of some words. ``renamed``: new words by those from before version 1.0."""
     hint = "write " + " or ".join(f'"{word}"' for word in words)
 
     def parse(value: object) -> str:
         if isinstance(value, str) and value in words:
             return value
+        if isinstance(value, str) and renamed.get(value) in words:
+            raise wrong(f"{shown(value)} is not possible here", f'it is called "{renamed[value]}" now')
         near = units.nearest(value[:SHOWN], list(words)) if isinstance(value, str) else None
         raise wrong(f"{shown(value)} is not possible here", f'did you mean "{near}"?' if near else hint)
 
@@ -141,19 +150,22 @@ def span(seconds: float) -> str:
     return f"{seconds * 1000:g}ms"
 
 
-_PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?) ?%", re.ASCII)
-THREADS_HINT = "write a percentage from 0.1 to 100, { sms = 26 }, { clients = 4 } or { weight = 3 }"
+THREADS_HINT = 'write a percentage like "25%", a number of multiprocessors like 26, { clients = 4 } or { weight = 3 }'
+TOTAL_HINT = 'write a percentage like "50%", or a number of multiprocessors like 52'
 
 
 def threads(value: object) -> values.Threads:
     if isinstance(value, str):
-        percent = _PERCENT.fullmatch(value.strip())
-        hint = f"write {percent[1]}, without quotes and percent sign" if percent else THREADS_HINT + ", without quotes"
-        raise wrong(f"{shown(value)} is a text", hint)
+        part = _PERCENT.fullmatch(value.strip())
+        if part is None:
+            raise wrong(f"{shown(value)} is not a percentage", THREADS_HINT)
+        return values.Percent(_percent(float(part[1]), value, "the multiprocessors"))
+    if isinstance(value, float):
+        raise wrong(f"{shown(value)} has no percent sign", f'write "{100 * value if 0 < value <= 1 else value:g}%"')
     if not isinstance(value, dict):
-        return number(value, values.LEAST_PERCENT, 100, "write a percentage from 0.1 to 100")
-    kinds = [kind for kind in ("sms", "clients", "weight") if kind in value]
-    allowed = {"clients": ["clients", "rule"]}.get(kinds[0], kinds) if kinds else ["sms", "clients", "weight"]
+        return values.Multiprocessors(_multiprocessors(value))
+    kinds = [kind for kind in ("clients", "weight") if kind in value]
+    allowed = {"clients": ["clients", "rule"]}.get(kinds[0], kinds) if kinds else ["clients", "weight"]
     faults = [Fault(key, *_unknown(key)) for key in value if key not in (*kinds, *allowed)]
     if not kinds and not faults:
         faults = [Fault("", "says nothing", THREADS_HINT)]
@@ -168,16 +180,25 @@ def threads(value: object) -> values.Threads:
                 faults += [fault._replace(key=key) for fault in error.faults]
     if faults:
         raise Wrong(*faults)
-    if kinds == ["sms"]:
-        return values.Multiprocessors(read["sms"])
     return values.Weight(**read) if kinds == ["weight"] else values.Clients(read["clients"], read.get("rule", "even"))
 
 
-def total_threads(value: object) -> float | values.Multiprocessors:
+def total_threads(value: object) -> values.TotalThreads:
     found = threads(value)
     if isinstance(found, values.Clients | values.Weight):
-        raise wrong(f"{shown(value)} is no total", "write a percentage from 0.1 to 100, or { sms = 52 }")
+        raise wrong(f"{shown(value)} is not a total", TOTAL_HINT)
     return found
+
+
+_at_least_two = whole(2, 100_000)
+
+
+def _multiprocessors(value: object) -> int:
+    """Return a number of multiprocessors. MPS gives a client no less than 2."""
+    try:
+        return _at_least_two(value)
+    except Wrong:
+        raise wrong(f"{shown(value)} is not a number of multiprocessors", THREADS_HINT) from None
 
 
 def _weight(value: object) -> float:
@@ -185,13 +206,12 @@ def _weight(value: object) -> float:
 
 
 _PARTS: dict[str, Callable[[object], Any]] = {
-    "sms": whole(2, 100_000), "clients": whole(1, 1000), "weight": _weight, "rule": choice("even", "double"),
+    "clients": whole(1, 1000), "weight": _weight, "rule": choice("even", "double"),
 }  # fmt: skip
-"""MPS gives a client no less than 2 multiprocessors."""
 
 
 def _unknown(key: str) -> tuple[str, str]:
-    near = units.nearest(key[:SHOWN], ["sms", "clients", "rule", "weight"])
+    near = units.nearest(key[:SHOWN], ["clients", "rule", "weight"])
     return (
         ("not possible here", "remove it")
         if key == near
@@ -208,7 +228,7 @@ def amount(value: object) -> values.Memory:
         raise wrong(f"{shown(value)} {lacks}", MEMORY_HINT)
     part = _PERCENT.fullmatch(value.strip())
     if part is not None:
-        return values.Share(_percent(float(part[1]), value))
+        return values.Percent(_percent(float(part[1]), value, "the device"))
     if _SIZE_WITHOUT_UNIT.fullmatch(value) and value.strip(" 0."):
         raise wrong(f"{shown(value)} has no unit", MEMORY_HINT)
     if len(value) > SHOWN:
@@ -234,8 +254,8 @@ def size(value: object) -> int:
     return found
 
 
-def _percent(percent: float, value: object) -> float:
-    hint = "write a part of the device from 0.1% to 100%"
+def _percent(percent: float, value: object, whole: str) -> float:
+    hint = f"write a part of {whole} from 0.1% to 100%"
     if percent > 100:
         raise wrong(f"{shown(value)} is more than 100%", hint)
     if percent < values.LEAST_PERCENT:

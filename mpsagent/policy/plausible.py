@@ -16,7 +16,7 @@ from mpsagent.policy.instances import names, of, told
 from mpsagent.policy.origins import Origin, Path, PolicyError, Setting, key_text, printable
 from mpsagent.policy.policy import Policy
 
-PROGRAMS = ("before_end", "warning", "control_program")
+PROGRAMS = ("pre_terminate", "turn_warning", "control_daemon_path")
 SMALL = 256 << 20
 """Bytes. CUDA's own overhead took 120 to 220 MiB of a client's memory limit on an H200."""
 CONTEXT, OF_EACH, H200 = 28.0, 3.7, 132
@@ -37,7 +37,6 @@ def in_itself(policy: Policy, texts: Sequence[tuple[str, str]] = ()) -> tuple[Po
         *_of_no_use(policy),
         *_doubts(policy),
         *_too_small(policy),
-        *_half_of_a_percent(policy),
     )
     access = [(path, setting) for path, setting in policy.settings.items() if path[-1] == "access"]
     everybody = next((setting for path, setting in access if path == ("limits", "access")), None)
@@ -50,28 +49,20 @@ def in_itself(policy: Policy, texts: Sequence[tuple[str, str]] = ()) -> tuple[Po
 def _of_no_use(policy: Policy) -> Iterator[PolicyError]:
     """On a server of one user all clients have the same priority (docs/measured.md: servers do not look at others')."""
     lower = [one for path, one in policy.settings.items() if path[-1] == "client_priority" and one.value != "normal"]
-    if lower and all(of(policy, name).sharing != "together" for name in names(policy)):
-        problem = 'changes nothing: no instance has sharing = "together", where users share a server'
-        yield lower[0].origin.wrong(problem, 'write sharing = "together" in an instance, or leave it out')
-    turns = [one for path, one in policy.settings.items() if "switch" in (path[0], path[-2] if len(path) > 3 else "")]
-    if turns and policy.enforce and all(of(policy, name).sharing == "apart" for name in names(policy)):
+    if lower and all(of(policy, name).sharing != "one-server" for name in names(policy)):
+        problem = 'changes nothing: no instance has sharing = "one-server", where users share a server'
+        yield lower[0].origin.wrong(problem, 'write sharing = "one-server" in an instance, or leave it out')
+    turns = [one for path, one in policy.settings.items() if "turn" in (path[0], path[-2] if len(path) > 3 else "")]
+    if turns and policy.enforce and all(of(policy, name).sharing == "per-user" for name in names(policy)):
         problem = 'changes nothing: no instance has sharing = "turns", except on GPUs in EXCLUSIVE_PROCESS mode'
-        yield turns[0].origin.wrong(problem, 'write sharing = "turns" in an instance, or leave [switch] out')
+        yield turns[0].origin.wrong(problem, 'write sharing = "turns" in an instance, or leave [turn] out')
 
 
 def _too_small(policy: Policy) -> Iterator[PolicyError]:
     for path, setting in policy.settings.items():
-        for one in setting.value.values() if path[-1] == "memory" else ():
+        for one in setting.value.values() if path[-1] == "memory_limit" else ():
             if isinstance(one.value, int):
                 yield from _little(policy, path, one.origin, one.value, H200)
-
-
-def _half_of_a_percent(policy: Policy) -> Iterator[PolicyError]:
-    for path, setting in policy.settings.items():
-        value = setting.value
-        if path[-1] in ("threads", "total_threads") and isinstance(value, int | float) and value < 1:
-            hint = f"write {value * 100:g} if you mean {value * 100:g} % of the multiprocessors"
-            yield setting.origin.wrong(f"{value:g} is less than one percent", hint)
 
 
 def _doubts(policy: Policy) -> list[PolicyError]:
@@ -168,7 +159,7 @@ def programs_in(policy: Policy) -> list[str]:
 
 def needs_devices(policy: Policy) -> bool:
     """Whether anything in the policy can be compared with GPUs."""
-    return any(path[-1] in ("memory", "threads", "devices") for path in policy.settings)
+    return any(path[-1] in ("memory_limit", "active_threads", "devices") for path in policy.settings)
 
 
 def against_devices(policy: Policy, devices: Sequence[Device]) -> tuple[PolicyError, ...]:
@@ -179,9 +170,9 @@ def against_devices(policy: Policy, devices: Sequence[Device]) -> tuple[PolicyEr
         return ()
     found: list[PolicyError] = []
     for path, setting in policy.settings.items():
-        if path[-1] in ("threads", "total_threads"):
+        if path[-1] in ("active_threads", "total_active_threads"):
             found += [*_too_many(setting, devices), *_too_few(setting, devices)]
-        elif path[-1] == "memory":
+        elif path[-1] == "memory_limit":
             found += _memory(policy, path, setting, devices)
         elif path[0] == "instance" and path[-1] == "devices":
             here = {device.uuid.lower() for device in devices}
@@ -195,18 +186,18 @@ def _too_many(setting: Setting, devices: Sequence[Device]) -> Iterator[PolicyErr
     most = max(device.multiprocessors for device in devices)
     if isinstance(setting.value, values.Multiprocessors) and setting.value.count > most:
         problem = f"{setting.value.count} multiprocessors are more than a GPU here has ({most})"
-        yield setting.origin.wrong(problem, "it gives the whole GPU; write threads = 100 if that is meant")
+        yield setting.origin.wrong(problem, "it gives the whole GPU; write active_threads = '100%' if that is meant")
 
 
 def _too_few(setting: Setting, devices: Sequence[Device]) -> Iterator[PolicyError]:
     """Multiprocessors that somebody has counted, or a total, and one process gets more."""
-    value, total = setting.value, setting.origin.key.endswith("total_threads")
+    value, total = setting.value, setting.origin.key.endswith("total_active_threads")
     if not (total or isinstance(value, values.Multiprocessors)):
         return
     if all(values.percent_of(value, [one], 1.0) < values.least_percent([one]) for one in devices):
         least = min(units.least(device.multiprocessors) for device in devices)
         problem = f"MPS gives each client process {least} multiprocessors at least"
-        yield setting.origin.wrong(problem, f"write at least {{ sms = {least} }}, or expect that many")
+        yield setting.origin.wrong(problem, f"write at least {least}, or expect that many")
 
 
 def _memory(policy: Policy, path: Path, setting: Setting, devices: Sequence[Device]) -> Iterator[PolicyError]:
@@ -242,9 +233,11 @@ def _little(policy: Policy, path: Path, origin: Origin, size: int, present: int)
 def _percent(policy: Policy, path: Path, present: int) -> float:
     """Of a section's own clients; the least where it does not say: a user may be in a group that does."""
     settings, device = policy.settings, Device(0, "", "", 0, present)
-    own = settings.get((*path[:-1], "threads"))
-    groups = [one for at, one in settings.items() if path[0] == "user" and at[0] == "group" and at[-1] == "threads"]
-    given = [own] if own is not None else [one for one in (settings.get(("limits", "threads")), *groups) if one]
+    own = settings.get((*path[:-1], "active_threads"))
+    groups = [
+        one for at, one in settings.items() if path[0] == "user" and at[0] == "group" and at[-1] == "active_threads"
+    ]
+    given = [own] if own is not None else [one for one in (settings.get(("limits", "active_threads")), *groups) if one]
     return min((values.percent_of(one.value, [device], policy.weights) for one in given), default=100.0)
 
 

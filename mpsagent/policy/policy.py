@@ -17,7 +17,7 @@ from mpsagent.mps import units
 from mpsagent.mps.limits import Device, Limits, Total
 from mpsagent.policy import values
 from mpsagent.policy.identity import Identity
-from mpsagent.policy.keys import KEYS, MASTER, OF_CGROUPS, Key, Scope, default
+from mpsagent.policy.keys import ATTRIBUTES_OF_CGROUPS, KEYS, Key, Scope, default
 from mpsagent.policy.origins import Origin as Origin
 from mpsagent.policy.origins import Path as Path
 from mpsagent.policy.origins import Setting as Setting
@@ -34,7 +34,9 @@ IN_RULES: dict[str, Key] = {key.shown: key for key in KEYS if key.in_rules}
 
 
 REPORTING: dict[str, Any] = {
-    name: default("instance", name) for name in ("sharing", "apart_users", "compute_mode", "bypass")
+    one.field: one.default
+    for one in KEYS
+    if one.section == "instance" and one.name in ("sharing", "max_users", "compute_mode", "on_outside_mps")
 }
 """Settings of each instance while nothing is enforced: every user is admitted at once, and no program fails because of
 the compute mode."""
@@ -46,43 +48,46 @@ class Rules:
 
     who: Identity
     access: Literal["allow", "deny"] = default("limits", "access")
-    threads: values.Threads = default("limits", "threads")  # noqa: RUF009  (a frozen value)
-    memory: tuple[Setting, ...] = default("limits", "memory")
+    threads: values.Threads = default("limits", "active_threads")  # noqa: RUF009  (a frozen value)
+    memory: tuple[Setting, ...] = default("limits", "memory_limit")
     """Memory tables that apply, nearest first; the first one that speaks about a device counts for it."""
     max_clients: int | None = default("limits", "max_clients")
     max_contexts: int | None = default("limits", "max_contexts")
-    total_threads: float | values.Multiprocessors | None = None
+    total_threads: values.TotalThreads | None = None
     total_memory: values.Memory | None = None
-    priority: int = default("limits", "priority")
+    priority: int = default("limits", "queue_priority")
     client_priority: Literal["normal", "below-normal"] = default("limits", "client_priority")
-    over_limits: Literal["report", "memory", "terminate"] = default("limits", "over_limits")
-    terminal: bool = default("limits", "terminal")
+    over_limits: Literal["report", "terminate-memory", "terminate"] = default("limits", "on_limit_exceeded")
+    terminal: bool = default("limits", "notify_terminal")
     max_runtime: float | None = default("limits", "max_runtime")
     idle_timeout: float | None = default("limits", "idle_timeout")
-    idle_by: str = default("limits", "idle_by")
-    switch_after: float | None = default("switch", "after")
-    switch_grace: float = default("switch", "grace")
-    switch_action: Literal["terminate", "quit", "pause", "none"] = default("switch", "action")
-    switch_slice: float = default("switch", "slice")
-    switch_otherwise: Literal["terminate", "none"] = default("switch", "otherwise")
-    switch_warning_signal: str = default("switch", "warning_signal")
-    switch_exempt: bool = default("switch", "exempt")
-    kill_grace: float = default("hang", "kill_grace")
-    before_end_hook: str | None = default("hooks", "before_end")
-    enforce_limits: bool = default("limits", "enforce")
-    enforce_switch: bool = default("switch", "enforce")
-    enforce_hang: bool = default("hang", "enforce")
+    idle_by: str = default("limits", "idle_metric")
+    switch_after: float | None = default("turn", "time_limit")
+    switch_grace: float = default("turn", "grace")
+    switch_action: Literal["terminate", "restart-mps", "pause", "none"] = default("turn", "on_expiry")
+    switch_slice: float = default("turn", "pause_slice")
+    switch_otherwise: Literal["terminate", "none"] = default("turn", "pause_fallback")
+    switch_warning_signal: str = default("turn", "warning_signal")
+    switch_exempt: bool = default("turn", "never_preempt")
+    kill_grace: float = default("timeouts", "sigkill_delay")
+    before_end_hook: str | None = default("hooks", "pre_terminate")
+    mode: Literal["enforce", "report"] = default("", "mode")
     weights: float = 0.0
     origins: Mapping[str, Origin] = field(default_factory=dict)
 
     @property
+    def enforce(self) -> bool:
+        """Return False if rules about this user are only reported."""
+        return self.mode == "enforce"
+
+    @property
     def has_to_leave(self) -> bool:
         """The GPU is taken from this user at some time while others wait."""
-        enforced = self.enforce_switch and self.forced_end != "none" and not self.switch_exempt
+        enforced = self.enforce and self.forced_end != "none" and not self.switch_exempt
         return enforced and self.switch_after is not None
 
     @property
-    def forced_end(self) -> Literal["terminate", "quit", "none"]:
+    def forced_end(self) -> Literal["terminate", "restart-mps", "none"]:
         """What happens at the end of a turn that does not end in a pause."""
         return self.switch_otherwise if self.switch_action == "pause" else self.switch_action
 
@@ -125,11 +130,11 @@ class Rules:
         return self.origin(name).key
 
     def origin(self, name: str) -> Origin:
-        """Where a value comes from, by its name as a file has it: ``switch.after``. ``memory``: the nearest one."""
+        """Where a value comes from, by its name as a file has it. ``memory_limit``: the nearest one."""
         return self.origins.get(name) or _default_origin(name)
 
     def explain(self, devices: Sequence[Device]) -> dict[str, Any]:
-        """Every value with where it comes from, ready for JSON. ``threads.value`` is None while it depends on devices
+        """Every value with where it comes from, ready for JSON. ``active_threads`` is None while it depends on devices
         that are not known."""
         answer: dict[str, Any] = {
             "user": self.who.name if self.who.name is not None else str(self.who.uid),
@@ -138,9 +143,9 @@ class Rules:
         }
         limits = self.limits(devices)
         for name, key in IN_RULES.items():
-            if name == "threads":
+            if name == "active_threads":
                 told = self._explain_threads(limits, devices)
-            elif name == "memory":
+            elif name == "memory_limit":
                 told = self._explain_memory(limits, devices)
             else:
                 told = {"value": values.written(getattr(self, key.in_rules))}
@@ -160,7 +165,7 @@ class Rules:
         by_device: dict[str, Any] = {}
         for device in devices:
             found = self._memory_on(device)
-            origin = found.origin if found is not None else _default_origin("memory")
+            origin = found.origin if found is not None else _default_origin("memory_limit")
             by_device[str(device.ordinal)] = {"value": limits.memory.get(device.ordinal), "from": origin._asdict()}
         return {
             "value": {ordinal: entry["value"] for ordinal, entry in by_device.items()},
@@ -179,8 +184,6 @@ class Rules:
 
 @lru_cache
 def _default_origin(name: str) -> Origin:
-    if name.startswith("enforce."):
-        return Origin("enforce")
     key = IN_RULES.get(name)
     return Origin(name if key is None else key_text(key.path))
 
@@ -207,62 +210,61 @@ class Policy:
     sources: tuple[str, ...] = ()
     digest: str = ""
 
-    enforce: bool = default("", "enforce")
-    """False: nothing is enforced, whatever a section says."""
-    enforce_hang: bool = default("hang", "enforce")
+    enforce: bool = True
+    """False with ``mode = "report"`` at the top: nothing is enforced, whatever a section says."""
     on_stop: Literal["leave", "quit"] = default("agent", "on_stop")
     stop_timeout: float = default("agent", "stop_timeout")
     admin_group: str = default("agent", "admin_group")
     cdi_file: str | None = default("agent", "cdi_file")
-    placement: Literal["fixed", "least-loaded", "own"] = default("agent", "placement")
+    placement: Literal["fixed", "least-loaded", "by-directory"] = default("agent", "placement")
 
     instance: str = "default"
-    sharing: Literal["turns", "together", "apart"] = default("instance", "sharing")
-    apart_users: int = default("instance", "apart_users")
-    apart_idle_timeout: float = default("instance", "apart_idle_timeout")
-    server: Literal["own", "shared"] = default("instance", "server")
-    queue: Literal["arrival", "fair"] = default("instance", "queue")
+    sharing: Literal["turns", "one-server", "per-user"] = default("instance", "sharing")
+    apart_users: int = default("instance", "max_users")
+    apart_idle_timeout: float = default("instance", "daemon_idle_timeout")
+    server: Literal["user", "all"] = default("instance", "server_scope")
+    queue: Literal["fifo", "fair-share"] = default("instance", "queue_order")
     pipe_directory: str = default("instance", "pipe_directory")
     log_directory: str = default("instance", "log_directory")
     log_size: int = default("instance", "log_size")
     devices: tuple[str, ...] = default("instance", "devices")
     only_users: tuple[str, ...] = default("instance", "users")
     only_groups: tuple[str, ...] = default("instance", "groups")
-    compute_mode: Literal["leave", "default", "exclusive-process"] = default("instance", "compute_mode")
-    bypass: Literal["report", "terminate"] = default("instance", "bypass")
-    bypass_grace: float = default("instance", "bypass_grace")
-    bypass_exempt: tuple[str, ...] = default("instance", "bypass_exempt")
-    control_program: str = default("instance", "control_program")
+    compute_mode: Literal["unchanged", "default", "exclusive-process"] = default("instance", "compute_mode")
+    bypass: Literal["report", "terminate"] = default("instance", "on_outside_mps")
+    bypass_grace: float = default("instance", "outside_mps_grace")
+    bypass_exempt: tuple[str, ...] = default("instance", "outside_mps_exempt")
+    control_program: str = default("instance", "control_daemon_path")
     exclusive: str = ""
     """The section of an instance that serves one GPU in EXCLUSIVE_PROCESS mode, where users take turns because of that;
     else empty."""
 
-    hang_control: float = default("hang", "control")
-    hang_server: float = default("hang", "server")
-    hang_server_ready: float = default("hang", "server_ready")
-    hang_fault: float = default("hang", "fault")
-    hang_exit: float = default("hang", "exit")
-    hang_quit: float = default("hang", "quit")
-    hang_terminate: float = default("hang", "terminate")
-    kill_grace: float = default("hang", "kill_grace")
+    hang_control: float = default("timeouts", "control_daemon")
+    hang_server: float = default("timeouts", "server")
+    hang_server_ready: float = default("timeouts", "server_start")
+    hang_fault: float = default("timeouts", "fault_recovery")
+    hang_exit: float = default("timeouts", "server_exit")
+    hang_quit: float = default("timeouts", "control_daemon_quit")
+    hang_terminate: float = default("timeouts", "client_terminate")
+    kill_grace: float = default("timeouts", "sigkill_delay")
 
-    before_end: str | None = default("hooks", "before_end")
-    warning_hook: str | None = default("hooks", "warning")
-    hook_deadline: float = default("hooks", "deadline")
+    before_end: str | None = default("hooks", "pre_terminate")
+    warning_hook: str | None = default("hooks", "turn_warning")
+    hook_deadline: float = default("hooks", "timeout")
 
-    history_keep: float = default("history", "keep")
-    history_size: int = default("history", "size")
+    history_keep: float = default("history", "retention")
+    history_size: int = default("history", "max_size")
 
     kubernetes_shares: int = default("kubernetes", "shares")
     share_memory: bool = default("kubernetes", "share_memory")
-    kubernetes_processes: int = default("kubernetes", "processes")
+    kubernetes_processes: int = default("kubernetes", "processes_per_pod")
 
     users: frozenset[str] = frozenset()
     groups: tuple[str, ...] = ()
     denies: bool = True
     """Some section may refuse a user (``access = "deny"``)."""
     prioritised: bool = False
-    """Some user or group has another ``priority`` than everybody."""
+    """Some user or group has another ``queue_priority`` than everybody."""
     by_uid: bool = True
     """The uid alone says what applies to a user: no section is for a name or a group."""
     weights: float = 0.0
@@ -275,12 +277,13 @@ class Policy:
     @property
     def terminal(self) -> bool:
         """Some user is told on terminals."""
-        return any(path[-1] == "terminal" and one.value for path, one in self.settings.items())
+        every = self.settings.get(("limits", "notify_terminal"))
+        return every is None or any(path[-1] == "notify_terminal" and one.value for path, one in self.settings.items())
 
     @property
     def multiuser(self) -> bool:
         """The control daemon runs one server for all users (``--multiuser-server``)."""
-        return self.sharing == "together" or (self.sharing == "turns" and self.server == "shared")
+        return self.sharing == "one-server" or (self.sharing == "turns" and self.server == "all")
 
     def rules(self, who: Identity) -> Rules:
         """What applies to a user (remembered: it is asked for at every event)."""
@@ -308,12 +311,12 @@ class Policy:
     def _least(self, devices: Sequence[Device]) -> Limits:
         threads, memory, below_normal = 100.0, dict[int, int](), False
         for path, setting in self.settings.items():
-            if path[-1] in ("threads", "total_threads"):  # a process of a cgroup may have its total alone
+            if path[-1] in ("active_threads", "total_active_threads"):  # a process of a cgroup may have its total alone
                 threads = min(threads, values.percent_of(setting.value, devices, self.weights))
-            elif path[-1] in ("memory", "total_memory"):
+            elif path[-1] in ("memory_limit", "total_memory_limit"):
                 for device in devices:
                     whole = {values.ALL_DEVICES: setting}
-                    table: Mapping[str, Any] = setting.value if path[-1] == "memory" else whole
+                    table: Mapping[str, Any] = setting.value if path[-1] == "memory_limit" else whole
                     key = values.for_device(table, device)
                     size = None if key is None else values.bytes_of(table[key].value, device)
                     if size is not None:
@@ -323,7 +326,7 @@ class Policy:
         return Limits(threads, memory, below_normal)
 
     def origin(self, key: str) -> Origin:
-        """Where a setting of the agent comes from, by its key: ``hang.control``, ``instance.gpu0.devices``."""
+        """Where a setting of the agent comes from, by its key: ``instance.gpu0.devices``."""
         for path, setting in self.settings.items():
             if key_text(path) == key:
                 return setting.origin
@@ -334,7 +337,7 @@ class Policy:
         answer: dict[str, Any] = {}
         for path, setting in self.settings.items():
             value = setting.value
-            if path[-1] == "memory":
+            if path[-1] == "memory_limit":
                 value = _memory_written((setting,))
             answer[key_text(path)] = {"value": values.written(value), "from": setting.origin._asdict()}
         return answer
@@ -348,7 +351,11 @@ class Policy:
         """What the first section that names this cgroup says."""
         for path in self.cgroups if cgroup is not None else ():
             if (job := named(path[1], cgroup or "")) is not None:
-                given = {key: self.settings[*path, key].value for key in OF_CGROUPS if (*path, key) in self.settings}
+                given = {
+                    attribute: self.settings[*path, name].value
+                    for name, attribute in ATTRIBUTES_OF_CGROUPS.items()
+                    if (*path, name) in self.settings
+                }
                 if "memory" in given:
                     given["memory"] = {device: one.value for device, one in given["memory"].items()}
                 return Share(key_text(path), job=job, origin=self.named[path], **given)
@@ -363,12 +370,11 @@ class Policy:
         given: dict[str, Any] = {}
         origins: dict[str, Origin] = {}
         for name, key in IN_RULES.items():
-            if key.name == "enforce":
-                found = self._enforced(key, levels)
-            else:
-                found = self._lookup([*_places(key, levels), key.path])
+            found = self._lookup([*_places(key, levels), key.path])
+            if key.name == "mode" and not self.enforce:
+                found = self._lookup([key.path])
             if found:
-                memory = name == "memory"
+                memory = name == "memory_limit"
                 given[key.in_rules] = tuple(found) if memory else found[0].value
                 origins[name] = _nearest(found[0]) if memory else found[0].origin
         return Rules(who=who, weights=self.weights, origins=origins, **given)
@@ -380,22 +386,12 @@ class Policy:
     def _lookup(self, paths: Sequence[Path]) -> list[Setting]:
         return [self.settings[path] for path in paths if path in self.settings]
 
-    def _enforced(self, key: Key, levels: Sequence[Path]) -> list[Setting]:
-        """`enforce` of a user or a group means limits and turns; [user.NAME] switch.enforce for turns alone. Hangs
-        and faults concern all users of a control daemon, so no user has an `enforce` for them."""
-        masters = [setting for setting in self._lookup(MASTER) if not setting.value]
-        paths: list[Path] = []
-        for level in levels if key.section != "hang" else ():
-            paths += [(*level, "switch", "enforce")] if key.section == "switch" else []
-            paths.append((*level, "enforce"))
-        return masters or self._lookup([*paths, key.path])
-
 
 def _places(key: Key, levels: Sequence[Path]) -> list[Path]:
     """Where a key may stand for one user, nearest first."""
     if key.scope is not Scope.USER:
         return []
-    inner = key.path if key.section == "switch" else (key.name,)
+    inner = key.path if key.section == "turn" else (key.name,)
     return [(*level, *inner) for level in levels]
 
 
@@ -418,14 +414,12 @@ def build(
     for _, name in [path for path in named if path[0] == "instance"][:1]:
         given |= {"instance": name, **of_instance(settings, name)}
     given["enforce"] = enforced(settings)
-    hang = settings.get(("hang", "enforce"))
-    given["enforce_hang"] = given["enforce"] and (hang is None or hang.value)
     weights = weights_of(settings)
     users = frozenset(path[1] for path in settings if path[0] == "user")
     groups = tuple(dict.fromkeys(path[1] for path in settings if path[0] == "group"))
     denies = any(path[-1] == "access" and one.value == "deny" for path, one in settings.items())
     by_uid = not groups and all(name.isdecimal() for name in users)
-    prioritised = any(path[0] in ("user", "group") and path[-1] == "priority" for path in settings)
+    prioritised = any(path[0] in ("user", "group") and path[-1] == "queue_priority" for path in settings)
     return Policy(
         settings, tuple(sources), digest, users=users, groups=groups, denies=denies, prioritised=prioritised,
         by_uid=by_uid, weights=weights, named=named, **given,
@@ -442,7 +436,8 @@ def of_instance(settings: Mapping[Path, Setting], name: str) -> dict[str, Any]:
 
 def enforced(settings: Mapping[Path, Setting]) -> bool:
     """Return whether the policy is enforced at all."""
-    return all(settings[path].value for path in MASTER if path in settings)
+    mode = settings.get(("mode",))
+    return mode is None or mode.value == "enforce"
 
 
 def weights_of(settings: Mapping[Path, Setting]) -> float:

@@ -26,7 +26,7 @@ class Share:
     source: str
     threads: values.Threads | None = None
     memory: Mapping[str, values.Memory] | None = None
-    total_threads: float | values.Multiprocessors | None = None
+    total_threads: values.TotalThreads | None = None
     total_memory: values.Memory | None = None
     max_clients: int | None = None
     job: str = ""

@@ -39,10 +39,10 @@ _COMPLAINTS = (
 _WRITTEN = (
     (r"=\s*(?:no|yes|on|off|none|null|True|False)\s*(?:#.*)?$", "write true or false"),
     (r"=\s*\d+,\d+\s*(?:#.*)?$", "a number has a point and no comma: 33.3"),
-    (r"=\s*\d+(?:\.\d+)?\s*%", 'a part of the memory needs quotes: "25%"; threads has no percent sign: 25'),
+    (r"=\s*\d+(?:\.\d+)?\s*%", 'a percentage needs quotes: "25%"'),
 )
 """Patterns of lines that are not TOML, each with a better hint."""
-_LONG_KEY = ("a key has too many parts", "a key of a policy has at most four parts, as in user.alice.switch.after")
+_LONG_KEY = ("a key has too many parts", "a key of a policy has at most four parts, as in user.alice.turn.time_limit")
 _DEEP = ("brackets within brackets without end", "no value of a policy needs that")
 _NUMBER = ("a number is too long", "write numbers with a few digits")
 _AT_THE_END = "the file ends in the middle of a value: a bracket or a quote is missing"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from mpsagent.policy import parse
-from mpsagent.policy.keys import NAMED, OF_CGROUPS, SECTIONS, Key, keys_of
+from mpsagent.policy.keys import NAMED, OF_CGROUPS, OLD_KEYS, OLD_SECTIONS, SECTIONS, Key, key, keys_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,8 @@ class Table:
     keys: Mapping[str, Key] = field(default_factory=dict)
     tables: Mapping[str, Table] = field(default_factory=dict)
     each: Table | None = None
+    old: Mapping[str, str] = field(default_factory=dict)
+    """New names by those from before version 1.0."""
     name: Callable[[object], str] = parse.name
 
     @property
@@ -30,34 +32,36 @@ class Table:
 
 
 def _plain(section: str, title: str) -> Table:
-    return Table(title, SECTIONS[section], {key.name: key for key in keys_of(section)})
+    return Table(title, SECTIONS[section], {key.name: key for key in keys_of(section)}, old=OLD_KEYS.get(section, {}))
 
 
 def _root() -> Table:
     tables = {name: _plain(name, name) for name in SECTIONS if name not in NAMED}
     who = Table(
         "user.NAME",
-        "the keys of [limits], and switch.after and so on",
-        tables["limits"].keys,
-        {"switch": tables["switch"]},
+        "the keys of [limits], and turn.time_limit and so on",
+        {**tables["limits"].keys, "mode": key("", "mode")},
+        {"turn": tables["turn"]},
+        old={**OLD_KEYS["limits"], **OLD_KEYS[""], "switch": "turn"},
     )
     rows = {name: tables["limits"].keys[name] for name in OF_CGROUPS}
     rows = {name: replace(one, words=one.words.replace("one user", "the cgroup")) for name, one in rows.items()}
-    share = Table("cgroup.PATTERN", "limits of each client process there, and of all together", rows)
-    instance = replace(
-        _plain("instance", "instance.NAME"), tables={name: tables[name] for name in ("limits", "switch")}
+    share = Table(
+        "cgroup.PATTERN", "limits of each client process there, and of all together", rows, old=OLD_KEYS["limits"]
     )
+    instance = replace(_plain("instance", "instance.NAME"), tables={name: tables[name] for name in ("limits", "turn")})
     named = {
         "cgroup": Table("cgroup", SECTIONS["cgroup"], each=share, name=parse.cgroup),
         "user": Table("user", SECTIONS["user"], each=who, name=parse.user),
         "group": Table("group", SECTIONS["group"], each=who),
         "instance": Table("instance", SECTIONS["instance"], each=instance, name=parse.instance),
     }
-    return Table("", "A policy of mpsagent.", {key.name: key for key in keys_of("")}, {**tables, **named})
+    keys = {key.name: key for key in keys_of("")}
+    return Table("", "A policy of mpsagent.", keys, {**tables, **named}, old={**OLD_KEYS[""], **OLD_SECTIONS})
 
 
 ROOT = _root()
-SWITCH = ROOT.tables["switch"]
+TURN = ROOT.tables["turn"]
 PLAIN: tuple[Table, ...] = tuple(
     table.each if name == "instance" and table.each is not None else table
     for name, table in ROOT.tables.items()

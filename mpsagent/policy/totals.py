@@ -29,7 +29,7 @@ def of_users(policy: Policy, users: Iterable[Identity], devices: Sequence[Device
 
 
 def needs_users(policy: Policy) -> bool:
-    return any(path[-1] in ("total_threads", "total_memory") for path in policy.settings)
+    return any(path[-1] in ("total_active_threads", "total_memory_limit") for path in policy.settings)
 
 
 def _in_sections(policy: Policy, wrong: Callable[[Rules], Iterable[PolicyError]]) -> tuple[PolicyError, ...]:
@@ -62,39 +62,41 @@ def _in_itself(rules: Rules) -> Iterator[PolicyError]:
     counts = isinstance(total, values.Multiprocessors), isinstance(own, values.Multiprocessors)
     if isinstance(total, values.Multiprocessors) and isinstance(own, values.Multiprocessors):
         if own.count > total.count:
-            yield _never(rules, "total_threads", f"a client process gets {own.count} multiprocessors, which is more")
+            yield _never(
+                rules, "total_active_threads", f"a client process gets {own.count} multiprocessors, which is more"
+            )
     elif total is not None and not any(counts):
         percent = values.percent_of(own, (), rules.weights)
         if percent > values.percent_of(total, (), 0.0):
-            yield _never(rules, "total_threads", f"threads of a client process are {percent:g} %, which is more")
+            yield _never(rules, "total_active_threads", f"threads of a client process are {percent:g} %, which is more")
     if rules.total_memory is None or _whole(rules.total_memory):
         return
-    why, hint = "the memory of a client process is not limited", "set memory, the limit of each process"
+    why, hint = "the memory of a client process is not limited", "set memory_limit, the limit of each process"
     if not rules.memory:
-        yield _never(rules, "total_memory", why, hint)
+        yield _never(rules, "total_memory_limit", why, hint)
     for one in (setting.value for table in rules.memory[:1] for setting in table.value.values()):
         if _whole(one):
-            yield _never(rules, "total_memory", why, hint)
+            yield _never(rules, "total_memory_limit", why, hint)
         elif _more(one, rules.total_memory):
-            yield _never(rules, "total_memory", f"a client process gets {values.text(one)}, which is more")
+            yield _never(rules, "total_memory_limit", f"a client process gets {values.text(one)}, which is more")
 
 
 def _more(one: values.Memory, total: values.Memory) -> bool:
-    if isinstance(one, values.Share) and isinstance(total, values.Share):
+    if isinstance(one, values.Percent) and isinstance(total, values.Percent):
         return one.percent > total.percent
     return isinstance(one, int) and isinstance(total, int) and one > total
 
 
 def _whole(memory: values.Memory) -> bool:
-    return isinstance(memory, values.Share) and memory.percent >= 100
+    return isinstance(memory, values.Percent) and memory.percent >= 100
 
 
 def _on(rules: Rules, devices: Sequence[Device]) -> Iterator[PolicyError]:
     total = rules.total(devices)
     if total is None or total.fits((), rules.limits(devices)) or any(_in_itself(rules)):
         return
-    name = "total_threads" if total.threads is not None and total.threads < rules.limits(devices).threads else ""
-    yield _never(rules, name or "total_memory", "on the GPUs here a client process gets more")
+    name = "total_active_threads" if total.threads is not None and total.threads < rules.limits(devices).threads else ""
+    yield _never(rules, name or "total_memory_limit", "on the GPUs here a client process gets more")
 
 
 def _never(rules: Rules, name: str, why: str, hint: str = "") -> PolicyError:

@@ -21,7 +21,7 @@ ALL_DEVICES = ""
 
 @dataclass(frozen=True, slots=True)
 class Multiprocessors:
-    """``{ sms = 26 }``: so many multiprocessors, whatever the device has."""
+    """A number of multiprocessors, whatever the device has: ``26``."""
 
     count: int
 
@@ -43,14 +43,15 @@ class Weight:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """``"25%"`` of a device's memory; ``percent`` above 0 and at most 100, and 100 is no limit."""
+class Percent:
+    """``"25%"`` of a device's memory or multiprocessors; ``percent`` above 0 and at most 100, and 100 is no limit."""
 
     percent: float
 
 
-Threads = float | Multiprocessors | Clients | Weight
-Memory = int | Share
+Threads = Percent | Multiprocessors | Clients | Weight
+TotalThreads = Percent | Multiprocessors
+Memory = int | Percent
 
 
 def percent_of(threads: Threads, devices: Sequence[Device], weights: float) -> float:
@@ -66,12 +67,12 @@ def percent_of(threads: Threads, devices: Sequence[Device], weights: float) -> f
             return _down(100.0 / count if rule == "even" else 200.0 / count)
         case Weight(weight):
             return _down(100.0 * weight / weights)
-        case _:
-            return _down(threads)
+        case Percent(percent):
+            return _down(percent)
 
 
 def total(
-    threads: float | Multiprocessors | None, memory: Memory | None, own: Threads | None, devices: Sequence[Device]
+    threads: TotalThreads | None, memory: Memory | None, own: Threads | None, devices: Sequence[Device]
 ) -> Total | None:
     """What several processes may use together, of which each has ``own`` threads; None: there is no such bound."""
     if threads is None and memory is None:
@@ -89,7 +90,7 @@ def least_percent(devices: Sequence[Device]) -> float:
     return max((units.percent_for_multiprocessors(units.least(one), one) for one in present), default=0.0)
 
 
-def _total_percent(total: float | Multiprocessors, own: Threads | None, devices: Sequence[Device]) -> float:
+def _total_percent(total: TotalThreads, own: Threads | None, devices: Sequence[Device]) -> float:
     """What the percentages of these processes may add up to. Those for multiprocessors are rounded up (26 of 132 are
     19.7 %), so such a total is counted in processes where these are given so too: two times 26 fit into 52."""
     percent = percent_of(total, devices, 0.0)
@@ -107,7 +108,7 @@ def _down(percent: float) -> float:
 
 def bytes_of(memory: Memory, device: Device) -> int | None:
     """The limit in bytes on a device, whole MiB and never 0 (which would mean no limit); None: no limit."""
-    if isinstance(memory, Share):
+    if isinstance(memory, Percent):
         if memory.percent >= 100:
             return None
         wanted = int(device.memory * memory.percent / 100)
@@ -130,19 +131,19 @@ def for_device(table: Mapping[str, Memory], device: Device) -> str | None:
 
 def text(memory: Memory) -> str:
     """``20G``, ``25%``."""
-    return f"{memory.percent:g}%" if isinstance(memory, Share) else units.limit_text(memory)
+    return f"{memory.percent:g}%" if isinstance(memory, Percent) else units.limit_text(memory)
 
 
 def written(value: object) -> object:
-    """A value as a policy file has it, JSON-able: ``{"sms": 26}``, ``"25%"``, ``"4G"``, ``20.0``."""
+    """Return a value as a policy file has it, JSON-able: ``"25%"``, ``26`` multiprocessors, ``20.0`` seconds."""
     match value:
         case Multiprocessors(count):
-            return {"sms": count}
+            return count
         case Clients(count, rule):
             return {"clients": count, "rule": rule}
         case Weight(weight):
             return {"weight": weight}
-        case Share(percent):
+        case Percent(percent):
             return f"{percent:g}%"
         case Mapping():
             return {str(key): written(one) for key, one in value.items()}

@@ -167,7 +167,7 @@ def hidden_trouble(where: Directories) -> tuple[str, str] | None:
                 who = "users may go past the gate" if mode & 0o007 else "MPS's servers cannot start"
                 return f"{path} has mode {mode:04o}: {who}", f"chmod {HIDDEN:04o} {shlex.quote(str(path))}"
     found = unusable(f"{where.hidden}/control")
-    return None if found is None else (f"{found[0]}: no client can be handed over", "mpsagent-cli restart")
+    return None if found is None else (f"{found[0]}: no client can be handed over", "mpsagent-cli restart-mps")
 
 
 def listener_of(path: str) -> tuple[int, int] | None:

@@ -59,7 +59,7 @@ def places(texts: list[str]) -> Places:
             found["log"] = log
         elif each or len(sections) > 1:
             found["log"] = f"{Places().log}/{found['instance']}"
-        program = values.get("control_program")
+        program = values.get("control_daemon_path")
         if isinstance(program, str) and (_plain(program) or _name(program)):
             found["control"] = program
     return Places(**found)

@@ -27,7 +27,7 @@ async def unsupported(policy: Policy) -> tuple[PolicyError, ...]:
 
 
 async def _in_one(policy: Policy) -> tuple[PolicyError, ...]:
-    if policy.sharing != "together":
+    if policy.sharing != "one-server":
         return ()
     path = find_program(policy.control_program, os.environ)
     if path is None or refused(path):
@@ -38,7 +38,7 @@ async def _in_one(policy: Policy) -> tuple[PolicyError, ...]:
         return ()
     if HELP not in said.out:
         return ()  # it could not run at all
-    problem = f'"together" is not possible: {path} of this driver does not know {MULTIUSER}'
+    problem = f'"one-server" is not possible: {path} of this driver does not know {MULTIUSER}'
     return _wrong(policy, problem, 'driver 580 and later know it; until then write sharing = "turns"')
 
 

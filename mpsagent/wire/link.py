@@ -34,9 +34,9 @@ class Hello:
 class Knock:
     """A CUDA connection is held. A pidfd comes along unless the process has gone already. ``instance`` None: the tables
     name its user nowhere, and the agent says where it belongs by naming it in one. ``asked``: the instance that alone
-    may serve it: it came in that one's own directory (``placement = "own"``), or its process has passed there; None:
-    each instance may. ``never``: ``debugged`` or ``unknown``, by its process's own greeting. It
-    is held and never handed over: MPS would not serve it, and if it is closed, the program runs without MPS."""
+    may serve it: it came in that one's own directory (``placement = "by-directory"``), or its process has passed there;
+    None: each instance may. ``never``: ``debugged`` or ``unknown``, by its process's own greeting. It is held and never
+    handed over: MPS would not serve it, and if it is closed, the program runs without MPS."""
 
     kind: ClassVar[str] = "knock"
     connection: int

@@ -52,7 +52,7 @@ def settings_at(place: Path, text: str, instance: str, devices: Sequence[Mapping
     policy = place / "policy.toml"
     policy.write_text(
         f'{text}\n[instance.x]\npipe_directory = "{place}/p"\nlog_directory = "{place}/log"\n'
-        f'control_program = "/nonexistent/control"\n{instance}\n'
+        f'control_daemon_path = "/nonexistent/control"\n{instance}\n'
     )
     state, devices = str(place / "state"), f"{place}/devices.json"
     return Settings(str(policy), f"{place}/agent.sock", state, f"{place}/run", devices_file=devices)
@@ -63,7 +63,7 @@ def play(
     scenario: Callable[[Agent], Coroutine[Any, Any, T]],
     *,
     supervisor: Any = None,
-    text: str = "[limits]\nthreads = 20\n",
+    text: str = "[limits]\nactive_threads = '20%'\n",
     instance: str = "",
     devices: Sequence[Mapping[str, object]] = (),
 ) -> T:

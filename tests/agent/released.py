@@ -23,7 +23,7 @@ from mpsagent.wire.link import Hello, Knock, Known, Synced
 from tests.agent.stage import A, B, C, Stage
 from tests.scenes.stage import backend_of
 
-POLICY = '[limits]\nthreads = 10\nmemory = "2G"\n'
+POLICY = '[limits]\nactive_threads = "10%"\nmemory_limit = "2G"\n'
 WORKED = 1.2
 """Seconds for which each had the GPU, at least: more than one, by the report."""
 LIMITS = Limits(10.0, {0: 2 << 30})
@@ -54,7 +54,7 @@ def write(stage: Stage, directory: Path) -> None:
     first.finish()
     second.known()
     time.sleep(WORKED)
-    given = {"uid": C, "name": "job-7", "threads": 30, "memory": "4G", "until": "300d"}
+    given = {"uid": C, "name": "job-7", "active_threads": "30%", "memory_limit": "4G", "until": "300d"}
     assert agent.api.order("lease", **given)[0] == 200
     assert agent.api.order("drain", timeout="300d")[0] == 200
     agent.written_down()

@@ -42,7 +42,7 @@ class Stage(scenes.Stage):
         status = agent.api.status()
         if "control" not in status:
             raise StageError(f"no status: {status}\n{self.last_words()}")
-        if not status["control"] and status["mode"]["sharing"] != "apart":
+        if not status["control"] and status["mode"]["sharing"] != "per-user":
             return "a control daemon"
         return "" if status["gate"]["in_force"] else "the gate"
 

@@ -12,17 +12,20 @@ import pytest
 from tests.agent.stage import A, B, C, Stage, alive
 from tests.conformance import rig as rigs
 
-POLICY = f'[limits]\nthreads = 10\nmemory = "2G"\n[user.{A}]\nthreads = 40\n[user.{B}]\nthreads = 20\n'
+POLICY = (
+    f'[limits]\nactive_threads = "10%"\nmemory_limit = "2G"\n[user.{A}]\nactive_threads = "40%"\n[user.{B}]\n'
+    'active_threads = "20%"\n'
+)
 
 
 @pytest.mark.parametrize("how", ["reload", "restart"])
 def test_limits_that_are_enforced_no_more_are_lifted(stage: Stage, how: str) -> None:
-    """`enforce = false` of [limits] in the middle of the day. The daemon kept the limits of whoever came last, for
+    """`mode = 'report'` of [limits] in the middle of the day. The daemon kept the limits of whoever came last, for
     everybody, and the status said that nothing was enforced. What an administrator sets by hand afterwards is left
     alone."""
     agent = stage.with_agent(POLICY)
     stage.exact(B, 20)
-    stage.policy(POLICY.replace("[limits]", "[limits]\nenforce = false"))
+    stage.policy(POLICY.replace("[limits]", "[limits]\nmode = 'report'"))
     if how == "reload":
         assert stage.cli(agent, "reload")[0] == 0
     else:

@@ -18,7 +18,7 @@ BESIDE = Path(sys.executable).parent
 
 @pytest.mark.skipif(not (BESIDE / "ansible-playbook").exists(), reason="ansible-core is not installed")
 def test_a_policy_is_checked_compared_and_taken_and_a_bad_one_changes_nothing(stage: Stage) -> None:
-    agent = stage.with_agent(f"[user.{A}]\nthreads = 60\n")
+    agent = stage.with_agent(f"[user.{A}]\nactive_threads = '60%'\n")
     (stage.place / "policy.d").mkdir(mode=0o755)
     new = stage.place / "10-site.toml"
 
@@ -38,11 +38,11 @@ def test_a_policy_is_checked_compared_and_taken_and_a_bad_one_changes_nothing(st
         command += [word for name, value in words.items() for word in ("--extra-vars", f"{name}={value}")]
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
 
-    done = play(f"[user.{A}]\nthreads = 20\n")
+    done = play(f"[user.{A}]\nactive_threads = '20%'\n")
     assert done.returncode == 0, done.stdout + done.stderr
     assert agent.api.get(f"/v1/policy/explain?user={A}")["threads"]["value"] == 20
     done = play(f"[user.{A}]\nthread = 30\n")
     assert done.returncode != 0
     assert "thread" in done.stdout
-    assert "threads = 20" in (stage.place / "policy.d" / new.name).read_text()
+    assert "active_threads = '20%'" in (stage.place / "policy.d" / new.name).read_text()
     shutil.rmtree(stage.place / ".ansible", ignore_errors=True)

@@ -60,7 +60,7 @@ def test_the_api_has_no_rights(stage: Stage) -> None:
 
 @root
 def test_an_api_that_was_killed_is_started_again_and_has_every_record(stage: Stage) -> None:
-    agent = stage.with_agent("[limits]\nthreads = 50\n")
+    agent = stage.with_agent("[limits]\nactive_threads = '50%'\n")
     first, before = stage.client(A, "sleep", 600), stage.api(agent)
     first.working()
     os.kill(before, signal.SIGKILL)
@@ -95,7 +95,7 @@ def test_an_agent_comes_back_while_the_api_of_the_killed_one_is_still_there(stag
 
 @root
 def test_while_the_api_is_stopped_users_are_served_and_orders_are_carried_out(stage: Stage) -> None:
-    agent = stage.with_agent("[limits]\nthreads = 50\n")
+    agent = stage.with_agent("[limits]\nactive_threads = '50%'\n")
     api = stage.api(agent)
     os.kill(api, signal.SIGSTOP)
     try:
@@ -170,7 +170,7 @@ def ticks(pid: int) -> int:
 @root
 def test_a_flood_of_readers_costs_the_agent_nothing(stage: Stage) -> None:
     """They meet the api: it works for them, and the agent works as it did before."""
-    agent = stage.with_agent("[limits]\nthreads = 50\n")
+    agent = stage.with_agent("[limits]\nactive_threads = '50%'\n")
     api = stage.api(agent)
     with flooding(agent.api.path, range(20011, 20015)):
         begun = ticks(agent.pid), ticks(api)

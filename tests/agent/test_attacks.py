@@ -9,7 +9,10 @@ from pathlib import Path
 from tests.agent.stage import A, B, Stage
 from tests.gate.rig import introduce, raw
 
-POLICY = f'[limits]\nthreads = 10\nmemory = "2G"\n[user.{A}]\nthreads = 40\n[user.{B}]\nthreads = 20\n'
+POLICY = (
+    f'[limits]\nactive_threads = "10%"\nmemory_limit = "2G"\n[user.{A}]\nactive_threads = "40%"\n[user.{B}]\n'
+    'active_threads = "20%"\n'
+)
 HIGH = 3_000_000_000
 """A uid that is negative where it is taken for a signed number of 32 bits."""
 
@@ -38,7 +41,7 @@ def test_a_log_that_another_user_has_planted_is_not_written_to(stage: Stage) -> 
 
 def test_a_uid_above_two_thousand_million_is_a_user_as_any_other(stage: Stage) -> None:
     """Its own limits, its own turn, and its own number everywhere."""
-    agent = stage.with_agent(f'{POLICY}[user."{HIGH}"]\nthreads = 50\n')
+    agent = stage.with_agent(f'{POLICY}[user."{HIGH}"]\nactive_threads = "50%"\n')
     holder = stage.client(HIGH, "sleep", 600)
     holder.known()
     assert agent.api.status()["turn"]["uid"] == HIGH

@@ -13,11 +13,11 @@ from tests.conformance import rig as rigs
 
 pytestmark = pytest.mark.root
 
-POLICY = "[hang]\nkill_grace = '2s'\n"
+POLICY = "[timeouts]\nsigkill_delay = '2s'\n"
 
 
 def busy(stage: Stage) -> tuple[Agent, list[Client]]:
-    agent = stage.with_agent(POLICY, extra='sharing = "together"')
+    agent = stage.with_agent(POLICY, extra='sharing = "one-server"')
     others = [stage.client(uid, "train", 600) for uid in (A, A, B, B, C)]
     for one in others:
         stage.until(lambda one=one: "launch" in one.text(), "its kernels run")  # type: ignore[misc]
@@ -40,7 +40,7 @@ def test_a_client_that_is_ordered_to_end(stage: Stage, mode: str) -> None:
     agent, others = busy(stage)
     victim = stage.client(A, mode, 600)
     stage.until(lambda: "launch" in victim.text(), "its kernels run")
-    assert stage.cli(agent, "client", "terminate", str(victim.pid))[0] == 0
+    assert stage.cli(agent, "terminate", str(victim.pid))[0] == 0
     assert victim.ended() is not None
     unharmed(stage, agent, others)
 

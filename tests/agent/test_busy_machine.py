@@ -8,14 +8,14 @@ import time
 
 from tests.agent.stage import A, B, Stage
 
-POLICY = '[limits]\nthreads = 10\nmemory = "2G"\n[hang]\ncontrol = "5s"\n'
+POLICY = '[limits]\nactive_threads = "10%"\nmemory_limit = "2G"\n[timeouts]\ncontrol_daemon = "5s"\n'
 
 
 def test_a_server_that_serves_is_not_killed_because_the_agents_question_is_late(stage: Stage) -> None:
     """The control daemon's log goes on meanwhile: it is not silent. Killed, the server took everybody's work along:
     two clients ended unserved on a machine with a load of 124. Here the agent alone finds another socket where the
     daemon's is, at which no one answers."""
-    stage.killed(stage.with_agent(POLICY, extra='sharing = "together"'))  # gate and daemon stay
+    stage.killed(stage.with_agent(POLICY, extra='sharing = "one-server"'))  # gate and daemon stay
     agent = stage.start_agent(prefix=["unshare", "--mount", "--propagation", "private"])
     stage.answering(agent)
     stage.until(lambda: not stage.waits_for(agent), "the agent is ready")

@@ -44,7 +44,7 @@ def test_only_our_gpus_mode_counts_and_only_if_the_policy_says_one() -> None:
 
 def test_who_has_lost_its_server_and_lives_on_is_not_outside(stage: Stage) -> None:
     """It passed the gate, and NVML lists it while it lives. It was said to use another control daemon."""
-    agent = stage.with_agent("[limits]\nthreads = 20\n")
+    agent = stage.with_agent("[limits]\nactive_threads = '20%'\n")
     holder = stage.client(A, "sleep", 600)
     holder.working()
     os.kill(stage.control(agent), signal.SIGKILL)
@@ -70,8 +70,8 @@ def test_who_has_lost_its_server_and_lives_on_is_not_outside(stage: Stage) -> No
 def test_a_process_outside_is_ended_where_the_policy_says_so(stage: Stage) -> None:
     """After a warning; not one of an exempt user, nor one that passed the gate."""
     agent = stage.with_agent(
-        "[limits]\nthreads = 20\n",
-        extra=f'bypass = "terminate"\nbypass_grace = "2s"\nbypass_exempt = ["{C}"]',
+        "[limits]\nactive_threads = '20%'\n",
+        extra=f'on_outside_mps = "terminate"\noutside_mps_grace = "2s"\noutside_mps_exempt = ["{C}"]',
     )
     inside = stage.client(A, "sleep", 600)
     inside.working()
@@ -95,7 +95,7 @@ def test_a_process_outside_is_ended_where_the_policy_says_so(stage: Stage) -> No
 
 def test_people_see_the_memory_of_clients_and_the_compute_mode(stage: Stage) -> None:
     """Within a second or two of its start: who asks has it looked at, and nobody else does."""
-    agent = stage.with_agent("[limits]\nthreads = 20\n")
+    agent = stage.with_agent("[limits]\nactive_threads = '20%'\n")
     client = stage.client(A, "sleep", 600)
     client.working()
 

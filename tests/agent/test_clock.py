@@ -106,7 +106,7 @@ def test_until_of_a_lease_is_a_time_of_the_wall_clock(tmp_path: Path) -> None:
     async def scenario(agent: Agent) -> None:
         agent.clock._offset += 3600.0
         until = datetime.fromtimestamp(time.time() + 1800.0, UTC).isoformat()
-        given = await node_of(agent).acting.give_lease({"uid": 20001, "threads": 30, "until": until}, 0)
+        given = await node_of(agent).acting.give_lease({"uid": 20001, "active_threads": "30%", "until": until}, 0)
         assert given["id"] == 1
         (lease,) = agent.state.leases
         assert lease.until - agent.clock.now() == pytest.approx(1800.0, abs=60.0)

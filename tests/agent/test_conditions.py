@@ -54,7 +54,7 @@ def test_who_has_waited_for_a_whole_turn_does_not_wait_too_long_when_it_is_over(
 
 @pytest.mark.parametrize("turn", [Turn(USER, 100.0), None], ids=["in its turn", "behind a turn that is over"])
 def test_who_waits_while_a_server_starts_does_not_wait_too_long(turn: Turn | None) -> None:
-    """Seen: 5 s after it had come, though a server may take `hang.server_ready` (30 s) for its start."""
+    """Seen: 5 s after it had come, though a server may take `timeouts.server_start` (30 s) for its start."""
     core = Core(State(turns()))
     for one in (Held(1, Peer(10, USER, USER, 1), 100.0, handing=100.0), Held(2, Peer(11, OTHER, OTHER, 1), 101.0)):
         core.state = replace(core.state, held=core.state.held.put(one))
@@ -70,10 +70,10 @@ def test_who_waits_while_a_server_starts_does_not_wait_too_long(turn: Turn | Non
 
 
 @pytest.mark.parametrize(
-    ("hook", "seconds"), [("", 10.0), ('[hooks]\nbefore_end = "/usr/bin/true"\ndeadline = "60s"\n', 70.0)]
+    ("hook", "seconds"), [("", 10.0), ('[hooks]\npre_terminate = "/usr/bin/true"\ntimeout = "60s"\n', 70.0)]
 )
 def test_who_waits_for_a_turn_to_end_waits_too_long_when_it_is_not_over_by_its_time(hook: str, seconds: float) -> None:
-    """`hang.terminate` and `kill_grace` after its end, and after the policy's hook, which was not counted."""
+    """`client_terminate` and `sigkill_delay` after its end, and after the policy's hook, which was not counted."""
     stage = Stage(TURNS + hook).up()
     stage.client(ALICE)
     stage.run(1)
@@ -162,13 +162,13 @@ def test_the_line_of_several_instances_says_one_as_one() -> None:
 )
 def test_until_when_the_old_way_holds_is_said(clients: int, drain: Drain | None, said: str) -> None:
     """Seen: "until 1 process of 1 user have ended"; and in a drain, in which no turn ends by time, "at most 31m00s"."""
-    state, policy = busy_state(), turns(f'{POLICY}[instance.default]\nsharing = "together"\n')
+    state, policy = busy_state(), turns(f'{POLICY}[instance.default]\nsharing = "one-server"\n')
     one = state.clients[501]
     more = {501 + n: replace(one, peer=one.peer._replace(pid=501 + n)) for n in range(clients)}
     core, conditions = Core(replace(state.changed(drain=drain), policy=policy, clients=more)), Conditions()
     note_conditions(conditions, core, START)
     (found,) = conditions.all()
-    old = 'sharing = "together" with one server for all users takes hold later: the old way holds '
+    old = 'sharing = "one-server" with one server for all users takes hold later: the old way holds '
     assert found.what == old + said
 
 
@@ -189,16 +189,10 @@ def test_until_when_the_old_way_holds_is_said(clients: int, drain: Drain | None,
         (lambda s: replace(s, unseen=2), "2 clients were refused, whose processes mpsagent cannot see"),
         (lambda s: replace(s, clients={501: replace(s.clients[501], fail_safe=True)}), "501 (alice)"),
         (
-            lambda s: replace(s, policy=replace(turns("enforce = false"), sharing="turns")),
+            lambda s: replace(s, policy=replace(turns("mode = 'report'"), sharing="turns")),
             "nothing is enforced",
         ),
-        (lambda s: replace(s, policy=turns("[limits]\nenforce = false")), "limits are not enforced"),
-        (lambda s: replace(s, policy=turns("[switch]\nenforce = false")), "turns do not end"),
-        (
-            lambda s: replace(s, policy=turns("[hang]\nenforce = false")),
-            "hangs and faults are only reported",
-        ),
-        (lambda s: replace(s, policy=turns("[user.bob]\nenforce = false")), "not enforced for user bob"),
+        (lambda s: replace(s, policy=turns("[user.bob]\nmode = 'report'")), "not enforced for user bob"),
     ],
 )
 def test_what_cannot_be_promised_is_said_in_plain_words(change: Any, text: str) -> None:

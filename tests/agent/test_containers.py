@@ -15,11 +15,15 @@ from mpsagent.sim import gpu
 from tests.agent.stage import Agent, Stage
 from tests.conformance import rig as rigs
 from tests.conformance.backends import REPOSITORY
+from tests.policies import SHARING
 from tests.scenes.containers import Podman, cgroup_parent, why_not, why_not_mapped
 
 A, B = rigs.USERS[:2]
 CHANGE = "set_default_active_thread_percentage 90"
-POLICY = f'[user.{A}]\nthreads = 20\nmemory = "4G"\n[user.{B}]\nthreads = 50\nmemory = "9G"\n'
+POLICY = (
+    f'[user.{A}]\nactive_threads = "20%"\nmemory_limit = "4G"\n[user.{B}]\nactive_threads = "50%"\n'
+    'memory_limit = "9G"\n'
+)
 DUE = {A: (26, gpu.free(26, 4096, 0, 0)), B: (66, gpu.free(66, 9216, 0, 0))}
 """Multiprocessors and free MiB."""
 
@@ -40,7 +44,7 @@ class Contained:
 
     def __init__(self, stage: Stage, sharing: str = "turns", policy: str = POLICY) -> None:
         self.stage = stage
-        self.agent: Agent = stage.with_agent(policy, extra=f'sharing = "{sharing}"')
+        self.agent: Agent = stage.with_agent(policy, extra=f'sharing = "{SHARING[sharing]}"')
         self.podman = Podman(stage.place / "podman", [Path(stage.backend.control).parent])
         code, text = stage.cli(self.agent, "env", "--format", "cdi")
         assert code == 0, text
@@ -106,7 +110,7 @@ def test_containers_of_two_users(contained: Contained) -> None:
         assert (one["gid"], one["command"]) == (name, Path(stage.backend.control).with_name("cuda-client").name)
     inside = Path(f"/proc/{waiting['pid']}/uid_map").read_text().split()
     assert inside == ["0", str(B), "1"], "it is root in there"
-    code, text = stage.cli(contained.agent, "client", "terminate", str(at_work["pid"]), "--now")
+    code, text = stage.cli(contained.agent, "terminate", str(at_work["pid"]), "--now")
     assert code == 0, text
     assert contained.saw(second) == DUE[B]
     assert rigs.exited(second.process, 60)
@@ -161,7 +165,10 @@ def test_root_in_a_container_is_told_apart(parent: str, stage: Stage) -> None:
     """Beside root of the host, each with its own limits: by the cgroup, that nothing inside can change. Root in there
     sets nothing of MPS, and is ended like all others. The CDI file is the agent's own."""
     place = stage.place / "cdi.json"
-    policy = f'[user.0]\nthreads = 50\nmemory = "9G"\n[cgroup."{parent}"]\nthreads = 20\nmemory = "4G"\n'
+    policy = (
+        f'[user.0]\nactive_threads = "50%"\nmemory_limit = "9G"\n[cgroup."{parent}"]\nactive_threads = "20%"\n'
+        'memory_limit = "4G"\n'
+    )
     contained = Contained(stage, "together", f'[agent]\ncdi_file = "{place}"\n{policy}')
     agent = contained.agent
     assert place.read_text() == contained.podman.spec.read_text()
@@ -182,7 +189,7 @@ def test_root_in_a_container_is_told_apart(parent: str, stage: Stage) -> None:
     stage.until(lambda: refused.process.poll() is not None, "the front-end in a container has its answer")
     assert "root in a container may not" in refused.read(), refused.err.read_text()
 
-    code, text = stage.cli(agent, "client", "terminate", str(listed["pid"]), "--now")
+    code, text = stage.cli(agent, "terminate", str(listed["pid"]), "--now")
     assert code == 0, text
     assert rigs.exited(inside.process, 60)
     assert outside.rc is None

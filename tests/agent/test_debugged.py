@@ -11,9 +11,9 @@ import pytest
 from tests.agent.stage import A, Agent, B, Client, Stage
 
 SHARING = {
-    "apart": 'sharing = "apart"\n',
-    "together": 'sharing = "together"\nserver = "shared"\n',
-    "turns": 'sharing = "turns"\nserver = "own"\n',
+    "apart": 'sharing = "per-user"\n',
+    "together": 'sharing = "one-server"\nserver_scope = "all"\n',
+    "turns": 'sharing = "turns"\nserver_scope = "user"\n',
 }
 
 
@@ -30,7 +30,7 @@ def is_held(stage: Stage, agent: Agent, client: Client) -> None:
 
 @pytest.mark.parametrize("sharing", SHARING)
 def test_it_is_held_with_the_reason_and_holds_up_nobody(stage: Stage, sharing: str) -> None:
-    agent = stage.with_agent("[limits]\nthreads = 50\nmax_clients = 1\n", extra=SHARING[sharing])
+    agent = stage.with_agent("[limits]\nactive_threads = '50%'\nmax_clients = 1\n", extra=SHARING[sharing])
     debugged = stage.client(A, "sleep", 600, "--debugged")
     is_held(stage, agent, debugged)
     assert row(agent, A)["reason"] == "debugged"
@@ -50,7 +50,7 @@ def test_it_is_held_with_the_reason_and_holds_up_nobody(stage: Stage, sharing: s
 
 
 def test_a_denied_users_debugger_is_not_closed_either(stage: Stage) -> None:
-    agent = stage.with_agent(f'[limits]\nthreads = 50\n[user.{A}]\naccess = "deny"\n')
+    agent = stage.with_agent(f'[limits]\nactive_threads = "50%"\n[user.{A}]\naccess = "deny"\n')
     debugged = stage.client(A, "sleep", 600, "--debugged")
     is_held(stage, agent, debugged)
     refused = stage.client(A)

@@ -19,7 +19,7 @@ from tests.scenes.stage import look_at
 
 pytestmark = pytest.mark.root
 
-DEFAULT = 'sharing = "apart"\n'
+DEFAULT = 'sharing = "per-user"\n'
 """The built-in default, said because a stage's users take turns where nothing is said."""
 GPUS = 3
 
@@ -78,7 +78,9 @@ def start(stage: Stage, text: str = "") -> Agent:
 
 def open_to_all(agent: Agent) -> bool:
     status = agent.api.status()
-    runs = (one["mode"]["sharing"] == "apart" or (one["control"] or {}).get("running") for one in status["instances"])
+    runs = (
+        one["mode"]["sharing"] == "per-user" or (one["control"] or {}).get("running") for one in status["instances"]
+    )
     return all(runs) and bool(status["gate"]["in_force"])
 
 
@@ -99,14 +101,14 @@ def test_every_user_works_at_once_on_all_gpus_as_without_mps(stage: Stage) -> No
     assert agent.api.get("/v1/queue")["queue"] == []
     assert agent.api.problems() == []
     (one,) = instances(agent).values()
-    assert [each["uid"] for each in one["apart"]] == [A, B, C, D]
-    assert (one["mode"]["sharing"], one["mode"]["why"]) == ("apart", None)
+    assert [each["uid"] for each in one["daemons"]] == [A, B, C, D]
+    assert (one["mode"]["sharing"], one["mode"]["why"]) == ("per-user", None)
     assert "CUDA_VISIBLE_DEVICES" not in agent.api.status()["environment"]
 
 
 def test_reports_alone_keep_no_user_waiting(stage: Stage) -> None:
-    """`enforce = false` with turns: the second user waited without end."""
-    stage.policy(f'enforce = false\n[limits]\nthreads = 10\nmax_clients = 1\n[user.{C}]\naccess = "deny"\n')
+    """`mode = 'report'` with turns: the second user waited without end."""
+    stage.policy(f'mode = "report"\n[limits]\nactive_threads = "10%"\nmax_clients = 1\n[user.{C}]\naccess = "deny"\n')
     agent = stage.again()
     clients = [working(stage, uid) for uid in (A, B, C, A)]
     assert {found[0] for one in clients if (found := one.seen()) is not None} == {stage.machine.multiprocessors}
@@ -122,7 +124,7 @@ def test_users_take_turns_on_an_exclusive_gpu_and_work_at_once_on_the_others(sta
     assert {name: [each["uuid"] for each in one["devices"]] for name, one in found.items()} == {
         "scene": [all_gpus[0], all_gpus[2]], "scene-gpu1": [all_gpus[1]],
     }  # fmt: skip
-    assert [one["mode"]["sharing"] for one in found.values()] == ["apart", "turns"]
+    assert [one["mode"]["sharing"] for one in found.values()] == ["per-user", "turns"]
     for client in [working(stage, uid) for uid in (A, B, C)]:
         assert "devices 2" in client.text()
     assert agent.api.get("/v1/queue")["queue"] == []
@@ -144,7 +146,7 @@ def test_a_node_of_exclusive_gpus_spreads_its_users_over_them(stage: Stage) -> N
     )
     for verb in (["status"], ["doctor"], ["policy", "explain", str(A)]):
         assert words in " ".join(stage.cli(agent, *verb)[1].split()), verb
-    assert agent.api.get(f"/v1/policy/explain?user={A}")["switch.after"]["value"] is None
+    assert agent.api.get(f"/v1/policy/explain?user={A}")["turn.time_limit"]["value"] is None
     clients[1].finish()
     late.known()
     names = {one["pid"]: one["instance"] for one in agent.api.get("/v1/clients")["clients"]}

@@ -28,8 +28,8 @@ pytestmark = [
 USER = rigs.USERS[0]
 SHARES = 10
 POLICY = f"""[limits]
-threads = 5
-total_threads = 100
+active_threads = '5%'
+total_active_threads = '100%'
 [kubernetes]
 shares = {SHARES}
 """
@@ -55,7 +55,7 @@ class Node:
 
     def __init__(self, stage: Stage, pods: Path, patience: int) -> None:
         self.stage, self.pods, self.patience = stage, pods, patience
-        self.agent: Agent = stage.with_agent(POLICY, extra='sharing = "together"')
+        self.agent: Agent = stage.with_agent(POLICY, extra='sharing = "one-server"')
         self.kubelet = Kubelet(stage.place / "kubelet")
         self.kubelet.call("start")
         self.plugin = self.start_plugin()

@@ -11,7 +11,7 @@ from typing import Any
 from tests.agent.stage import A, Stage
 
 PROGRAM = str(Path(sys.executable).with_name("mpsagent-cli"))
-POLICY = "[limits]\nthreads = 20\n"
+POLICY = "[limits]\nactive_threads = '20%'\n"
 
 
 def doctor(stage: Stage, *words: str, socket: str = "agent.sock") -> subprocess.CompletedProcess[str]:

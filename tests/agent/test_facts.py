@@ -15,10 +15,13 @@ from tests.conformance import rig as rigs
 
 pytestmark = pytest.mark.root
 
-POLICY = f'[limits]\nthreads = 10\nmemory = "2G"\n[user.{A}]\nthreads = 40\nmemory = "20G"\n[user.{B}]\nthreads = 20\n'
-POLICY += '[user.nobody]\nthreads = 5\nmemory = "1G"\n'
+POLICY = (
+    f'[limits]\nactive_threads = "10%"\nmemory_limit = "2G"\n[user.{A}]\nactive_threads = "40%"\n'
+    f'memory_limit = "20G"\n[user.{B}]\nactive_threads = "20%"\n'
+)
+POLICY += '[user.nobody]\nactive_threads = "5%"\nmemory_limit = "1G"\n'
 """A name, so that users have to be identified first."""
-TURNS = 'sharing = "turns"\nserver = "shared"\n'
+TURNS = 'sharing = "turns"\nserver_scope = "all"\n'
 
 
 def row(agent: Agent, client: Client) -> dict[str, Any]:
@@ -49,7 +52,7 @@ def kept(stage: Stage, client: Client) -> None:
 FACTS = ("limits", "since", "waited", "command", "unseen")
 
 
-@pytest.mark.parametrize("extra", [TURNS, 'sharing = "apart"\n', 'sharing = "together"\n'])
+@pytest.mark.parametrize("extra", [TURNS, 'sharing = "per-user"\n', 'sharing = "one-server"\n'])
 def test_a_client_keeps_its_limits_and_its_history_when_agent_and_gate_are_stopped(stage: Stage, extra: str) -> None:
     """It was recorded with the strictest limits of the policy, and terminated for being above them."""
     agent = stage.with_agent(POLICY, extra=extra)
@@ -94,22 +97,22 @@ def test_users_have_their_names_after_a_restart(stage: Stage) -> None:
     for uid in (NOBODY, A):
         assert stage.client(uid).ended() == 0
         stage.record("turn.began", uid=uid)
-    words = ("--uid", "nobody", "--threads", "5", "--until", "1h")
+    words = ("--uid", "nobody", "--active-threads", "5%", "--until", "1h")
     assert stage.cli(agent, "lease", "add", *words)[0] == 0
     stage.killed(agent)
     agent = stage.again()
     assert f"from nobody to user {A}" in stage.cli(agent, "status")[1]
     assert "user nobody" in stage.cli(agent, "lease", "list")[1]
-    status, text = stage.cli(agent, "lease", "add", "--uid", "nosuch", "--threads", "5", "--until", "1h")
+    status, text = stage.cli(agent, "lease", "add", "--uid", "nosuch", "--active-threads", "5%", "--until", "1h")
     assert (status, "there is no user 'nosuch'" in text) == (2, True)
 
 
 def test_a_lease_lists_the_clients_that_came_with_it_in_every_lane(stage: Stage) -> None:
     """With a control daemon for each user there were none, and a client from before the lease was listed."""
-    agent = stage.with_agent(POLICY, extra='sharing = "apart"\n')
+    agent = stage.with_agent(POLICY, extra='sharing = "per-user"\n')
     before = stage.client(A, "sleep", 600)
     before.known()
-    assert agent.api.order("lease", uid=A, threads=5, until="1h")[0] == 200
+    assert agent.api.order("lease", uid=A, active_threads="5%", until="1h")[0] == 200
     after = stage.client(A, "sleep", 600)
     after.known()
 

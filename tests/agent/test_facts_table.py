@@ -34,6 +34,7 @@ from mpsagent.mps.limits import Device
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.shares import Lease, Share
+from mpsagent.policy.values import Percent
 from mpsagent.system.names import Names
 from mpsagent.system.processes import Process
 from mpsagent.system.store import Store
@@ -50,17 +51,17 @@ GPU = Device(0, "GPU-0", "NVIDIA H200", 140 * GIB, 132)
 SERVER = 4_000_000
 POLICY = """
 [limits]
-threads = {threads}
-memory = "{memory}"
+active_threads = '{threads}%'
+memory_limit = "{memory}"
 [user.nobody]
-threads = 5
-memory = "1G"
-[switch]
-after = "1s"
+active_threads = '5%'
+memory_limit = "1G"
+[turn]
+time_limit = "1s"
 grace = "1h"
 [instance.gpu]
 sharing = "turns"
-server = "shared"
+server_scope = "all"
 """
 
 
@@ -280,7 +281,7 @@ async def _work(rig: Rig, side: Side) -> tuple[tuple[int, int], Any]:
     first.more()
     await side.until(lambda: side.client(first.pid).connections == 2)
     now = side.clock.now()
-    share = Share("lease 1", threads=20.0, job="slurm-7")
+    share = Share("lease 1", threads=Percent(20.0), job="slurm-7")
     side.take([inp.LeaseGiven(now, Lease(1, share, now, now + 9e5, 0, A, name="slurm-7"))])
     second = rig.client(A)
     await side.until(lambda: second.pid in side.core.state.clients and second.saw("served"))

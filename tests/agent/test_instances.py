@@ -25,11 +25,11 @@ pytestmark = pytest.mark.root
 
 EACH = """
 [limits]
-threads = 50
-[hang]
-control = "1s"
-fault = "1s"
-kill_grace = "1s"
+active_threads = '50%'
+[timeouts]
+control_daemon = "1s"
+fault_recovery = "1s"
+sigkill_delay = "1s"
 """
 
 
@@ -60,7 +60,7 @@ def start(stage: Stage, instances: str = "", *, text: str = EACH, placement: str
     for path in stage.place.parents:
         path.chmod(path.stat().st_mode | 0o005) if path != Path("/") else None
     where = (
-        f'pipe_directory = "{stage.rig.pipe}"\ncontrol_program = "{stage.backend.control}"\n'
+        f'pipe_directory = "{stage.rig.pipe}"\ncontrol_daemon_path = "{stage.backend.control}"\n'
         f'log_directory = "{stage.rig.log}'
     )
     instances = instances or '[instance.gpu]\ndevices = ["each"]\n'
@@ -82,7 +82,7 @@ def again(stage: Stage) -> Agent:
 
 def all_open(agent: Agent) -> bool:
     return all(
-        one["mode"]["sharing"] == "apart" or (one["control"] and one["control"]["running"])
+        one["mode"]["sharing"] == "per-user" or (one["control"] and one["control"]["running"])
         for one in agent.api.status()["instances"]
     ) and bool(agent.api.status()["gate"]["in_force"])
 
@@ -241,7 +241,7 @@ def test_a_changed_policy_is_shown_and_taken_by_the_instance_that_it_is_for(stag
     agent = start(stage)
     assert agent.api.order("diff")[1]["same"]
     path = stage.place / "policy.toml"
-    path.write_text(path.read_text() + "[instance.gpu.limits]\nthreads = 20\n")
+    path.write_text(path.read_text() + "[instance.gpu.limits]\nactive_threads = '20%'\n")
     told = agent.api.order("diff")[1]
     assert {row["who"] for row in told["users"]} == {"all other users at gpu0", "all other users at gpu1"}
     assert told["settings"] == []
@@ -278,9 +278,9 @@ def test_orders_are_for_one_instance_or_for_all(stage: Stage) -> None:
         "another daemon",
     )
     assert instances(agent)["gpu0"]["control"]["pid"] == pids["gpu0"]
-    status, said = stage.cli(agent, "restart", "--yes", "--instance", "gpu0")
+    status, said = stage.cli(agent, "restart-mps", "--yes", "--instance", "gpu0")
     assert (status, said.count("started the control daemon"), "gpu1" in said) == (0, 1, False), said
-    status, said = stage.cli(agent, "restart", "--yes")
+    status, said = stage.cli(agent, "restart-mps", "--yes")
     assert status == 0, said
     for name in ("gpu0", "gpu1"):  # the first that ran again was enough
         assert f"{name}: started the control daemon" in said, said
@@ -309,17 +309,17 @@ def test_orders_are_for_one_instance_or_for_all(stage: Stage) -> None:
 OWN = f"""
 [instance.gpu0]
 devices = ["GPU-513e171f-4520-0894-ba89-06b9f5c1d7b8"]
-sharing = "apart"
+sharing = "per-user"
 users = ["{A}", "{C}"]
 [instance.gpu0.limits]
-threads = 20
+active_threads = '20%'
 [instance.gpu1]
 devices = ["GPU-3d07cd2a-6e14-11b8-c643-07a1e14ae7bc"]
-sharing = "together"
+sharing = "one-server"
 users = ["{A}", "{B}"]
 [instance.gpu1.limits]
-threads = 40
-total_threads = 80
+active_threads = '40%'
+total_active_threads = '80%'
 """
 
 
@@ -345,7 +345,7 @@ def test_a_client_goes_to_the_instance_in_whose_directory_it_looks(stage: Stage)
         "gpu0": share_of(stage, 20),
         "gpu1": share_of(stage, 40),
     }
-    assert [one["uid"] for one in instances(agent)["gpu0"]["apart"]] == [A]
+    assert [one["uid"] for one in instances(agent)["gpu0"]["daemons"]] == [A]
     late = own(stage, A, "gpu1")
     late.known()
     third = own(stage, A, "gpu1")

@@ -16,16 +16,16 @@ import pytest
 from tests.agent.stage import A, Agent, Client, Stage
 
 SHARING = {
-    "apart": 'sharing = "apart"\n',
-    "together": 'sharing = "together"\nserver = "shared"\n',
-    "turns": 'sharing = "turns"\nserver = "own"\n',
+    "apart": 'sharing = "per-user"\n',
+    "together": 'sharing = "one-server"\nserver_scope = "all"\n',
+    "turns": 'sharing = "turns"\nserver_scope = "user"\n',
 }
 LIMITS = {
-    "max_clients": ("[limits]\nthreads = 30\nmax_clients = {ranks}\n", 2),
-    "max_contexts": ("[limits]\nthreads = 30\nmax_contexts = {ranks}\n", 2),
-    "total_threads": ("[limits]\nthreads = 50\ntotal_threads = 100\n", 2),
-    "total_memory": ('[limits]\nthreads = 50\nmemory = "20G"\ntotal_memory = "40G"\n', 2),
-    "one rank": ("[limits]\nthreads = 30\ntotal_threads = 30\n", 1),
+    "max_clients": ("[limits]\nactive_threads = '30%'\nmax_clients = {ranks}\n", 2),
+    "max_contexts": ("[limits]\nactive_threads = '30%'\nmax_contexts = {ranks}\n", 2),
+    "total_threads": ("[limits]\nactive_threads = '50%'\ntotal_active_threads = '100%'\n", 2),
+    "total_memory": ('[limits]\nactive_threads = "50%"\nmemory_limit = "20G"\ntotal_memory_limit = "40G"\n', 2),
+    "one rank": ("[limits]\nactive_threads = '30%'\ntotal_active_threads = '30%'\n", 1),
 }
 
 
@@ -72,8 +72,15 @@ def test_a_launcher_takes_no_share_of_its_user(stage: Stage, sharing: str, limit
 @pytest.mark.parametrize("sharing", ["apart", "together"])
 def test_a_launcher_takes_no_share_of_its_job(stage: Stage, sharing: str) -> None:
     """As a Slurm job gets it by default: the share of exactly one process."""
-    agent = stage.with_agent("[limits]\nthreads = 50\n", extra=SHARING[sharing])
-    lease = {"uid": A, "threads": 30, "total_threads": 30, "max_clients": 1, "until": "10m", "name": "job"}
+    agent = stage.with_agent("[limits]\nactive_threads = '50%'\n", extra=SHARING[sharing])
+    lease = {
+        "uid": A,
+        "active_threads": "30%",
+        "total_active_threads": "30%",
+        "max_clients": 1,
+        "until": "10m",
+        "name": "job",
+    }
     assert agent.api.order("lease", **lease)[0] == 200
     launcher = stage.client(A, "launch", 1, 600)
     all_work(stage, agent, ranks_of(launcher, 1))
@@ -86,7 +93,7 @@ def test_a_launcher_takes_no_share_of_its_job(stage: Stage, sharing: str) -> Non
 @pytest.mark.parametrize("sharing", ["apart", "together"])
 def test_its_own_context_waits_for_room_and_no_total_is_exceeded(stage: Stage, sharing: str) -> None:
     """Whichever process is killed meanwhile: agent, gate, or both."""
-    text = "[limits]\nthreads = 30\nmax_clients = 2\ntotal_threads = 60\n"
+    text = "[limits]\nactive_threads = '30%'\nmax_clients = 2\ntotal_active_threads = '60%'\n"
     agent = stage.with_agent(text, extra=SHARING[sharing])
     launcher = stage.client(A, "launch", 2, 600)
     ranks = ranks_of(launcher, 2)

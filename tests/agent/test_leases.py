@@ -14,7 +14,7 @@ ALL = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100"}
 
 def test_the_answer_waits_for_the_gate_and_not_for_ever(stage: Stage) -> None:
     """With a gate that is stopped it says that the lease is not in force yet; else it is."""
-    agent = stage.with_agent("[limits]\nthreads = 50\n")
+    agent = stage.with_agent("[limits]\nactive_threads = '50%'\n")
     client = stage.client(A, "sleep", 600)
     client.working()
     gate, body = stage.gate(agent), {"uid": A, "threads": 20, "until": "10m"}
@@ -33,7 +33,7 @@ def test_the_answer_waits_for_the_gate_and_not_for_ever(stage: Stage) -> None:
 
 def test_a_job_never_has_more_than_its_total_whatever_it_exports(stage: Stage) -> None:
     """Also when agent and gate are killed, and when the lease is given again; and who leaves makes room."""
-    agent = stage.with_agent("[limits]\nthreads = 20\n", extra='sharing = "together"\n')
+    agent = stage.with_agent("[limits]\nactive_threads = '20%'\n", extra='sharing = "one-server"\n')
     body = {"uid": A, "total_threads": 50, "until": "10m", "name": "job"}
     assert agent.api.order("lease", **body)[0] == 200
     crowd = {one.pid: one for one in (stage.client(A, "sleep", 600, **ALL) for _ in range(4))}

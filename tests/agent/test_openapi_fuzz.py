@@ -31,7 +31,7 @@ def memory(pid: int) -> int:
 @pytest.mark.timeout(3600 if REQUESTS > 10_000 else 600)
 def test_no_request_is_a_fault_of_ours_and_nothing_stays(stage: Stage) -> None:
     """While a client works and another waits, so that the answers have something in them."""
-    agent = stage.with_agent("[limits]\nthreads = 50\n")
+    agent = stage.with_agent("[limits]\nactive_threads = '50%'\n")
     client = stage.client(A, "sleep", 3600)
     client.working()
     fuzz, api = Fuzz(stage.place / "agent.sock", SEED), stage.api(agent)
@@ -89,7 +89,7 @@ def _message(draw: random.Random, order: str) -> bytes:
 
 def test_no_order_of_roots_is_a_fault_of_ours(stage: Stage) -> None:
     """What is accepted can be shown and ended."""
-    agent = stage.with_agent("[limits]\nthreads = 50\n")
+    agent = stage.with_agent("[limits]\nactive_threads = '50%'\n")
     draw = random.Random(SEED)
     found: dict[int, int] = {}
     leases: list[int] = []

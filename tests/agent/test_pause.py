@@ -15,7 +15,7 @@ LONG = 600
 
 
 def policy(seconds: float, more: str = "") -> str:
-    return f'[switch]\naction = "pause"\nslice = "{seconds}s"\n{more}'
+    return f'[turn]\non_expiry = "pause"\npause_slice = "{seconds}s"\n{more}'
 
 
 def standing(*clients: Client) -> list[bool]:
@@ -33,7 +33,7 @@ def unit_thaws(stage: Stage) -> None:
 
 def pair(stage: Stage, seconds: float, more: str = "") -> tuple[Agent, Client, Client]:
     """alice works, and bob has come."""
-    stage.policy(policy(seconds, more), extra='server = "shared"')
+    stage.policy(policy(seconds, more), extra='server_scope = "all"')
     agent = stage.again()
     alice = stage.client(A, "sleep", LONG)
     stage.record("client.connected", pid=alice.pid)
@@ -79,7 +79,7 @@ def test_an_agent_killed_while_it_freezes_leaves_nobody_standing(stage: Stage) -
     unit_thaws(stage)
     assert standing(alice, bob) == [False, False]
     assert not files(stage)
-    stage.policy(policy(1), extra='server = "shared"')
+    stage.policy(policy(1), extra='server_scope = "all"')
     stage.again()
     stage.until(lambda: standing(alice, bob) == [True, False], "alice stands again")
     stage.until(lambda: standing(alice, bob) == [False, True], "then bob")
@@ -88,7 +88,7 @@ def test_an_agent_killed_while_it_freezes_leaves_nobody_standing(stage: Stage) -
 def test_an_agent_that_stops_lets_everybody_go_on(stage: Stage) -> None:
     """One that was killed cannot. The next one does, in that user's turn: two users never work at once, whatever the
     policy is by then."""
-    agent, alice, bob = pair(stage, LONG, f'[user.{A}]\nswitch.slice = "1s"\n')
+    agent, alice, bob = pair(stage, LONG, f'[user.{A}]\nturn.pause_slice = "1s"\n')
     stage.until(lambda: standing(alice, bob)[0], "alice stands")
     stage.stop_agent(agent)
     assert standing(alice, bob) == [False, False]
@@ -96,7 +96,7 @@ def test_an_agent_that_stops_lets_everybody_go_on(stage: Stage) -> None:
     agent = stage.again()
     stage.until(lambda: sum(standing(alice, bob)) == 1, "one of them stands again")
     stage.killed(agent)
-    stage.policy("", extra='server = "shared"')
+    stage.policy("", extra='server_scope = "all"')
     stage.again()
     at_work = alice if standing(bob)[0] else bob
     assert sum(standing(alice, bob)) == 1

@@ -38,7 +38,7 @@ def test_who_is_handed_over_before_the_name_is_known_waits_for_it_no_more(
         assert holds == [False, said is HANDING]
 
     more = f'users = ["alice"]\n[instance.y]\npipe_directory = "{tmp_path}/p"\nlog_directory = "{tmp_path}/logy"\n'
-    play(tmp_path, scenario, instance=f'{more}control_program = "/nonexistent/control"\n')
+    play(tmp_path, scenario, instance=f'{more}control_daemon_path = "/nonexistent/control"\n')
 
 
 def test_a_gpu_that_is_lost_draws_nobody(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_gpu_that_is_lost_draws_nobody(tmp_path: Path) -> None:
         assert [one.able for one in placing.places()] == [True, True], "not known is not lost"
 
     more = f'devices = ["GPU-0"]\n[instance.y]\ndevices = ["GPU-1"]\npipe_directory = "{tmp_path}/p"\n'
-    more += f'log_directory = "{tmp_path}/logy"\ncontrol_program = "/nonexistent/control"\n'
+    more += f'log_directory = "{tmp_path}/logy"\ncontrol_daemon_path = "/nonexistent/control"\n'
     play(tmp_path, scenario, text='[agent]\nplacement = "least-loaded"\n', instance=more, devices=devices)
 
 
@@ -87,4 +87,4 @@ def test_a_known_process_of_an_instance_that_is_gone_is_told_so(tmp_path: Path, 
         assert "has worked at instance old, which the policy does not have any more" in refused[0].why
 
     more = f'devices = []\n[instance.y]\npipe_directory = "{tmp_path}/p"\nlog_directory = "{tmp_path}/logy"\n'
-    play(tmp_path, scenario, instance=f'{more}control_program = "/nonexistent/control"\n')
+    play(tmp_path, scenario, instance=f'{more}control_daemon_path = "/nonexistent/control"\n')

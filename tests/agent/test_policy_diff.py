@@ -14,10 +14,13 @@ from tests.agent.stage import A, B, Stage
 from tests.policies import policy
 
 PROGRAM = str(Path(sys.executable).with_name("mpsagent-cli"))
-OLD = f'[limits]\nthreads = 20\nmemory = "2G"\n[user.{A}]\nthreads = 60\n[hang]\ncontrol = "5s"\n'
+OLD = (
+    f'[limits]\nactive_threads = "20%"\nmemory_limit = "2G"\n[user.{A}]\nactive_threads = "60%"\n[timeouts]\n'
+    'control_daemon = "5s"\n'
+)
 NEW = (
-    f'[limits]\nthreads = 30\nmemory = "2048M"\n[user.{A}]\nthreads = 60\nmax_clients = 2\n'
-    '[user.root]\naccess = "deny"\n[group.daemon]\nmemory = "25%"\n[hang]\ncontrol = "6s"\n'
+    f'[limits]\nactive_threads = "30%"\nmemory_limit = "2048M"\n[user.{A}]\nactive_threads = "60%"\nmax_clients = 2\n'
+    '[user.root]\naccess = "deny"\n[group.daemon]\nmemory_limit = "25%"\n[timeouts]\ncontrol_daemon = "6s"\n'
 )
 
 
@@ -53,7 +56,7 @@ def test_what_a_reload_would_change_is_said_before_it_does(stage: Stage) -> None
         "all other users",
         "threads 20 % -> 30 % policy.toml:2",
         "mpsagent itself",
-        'hang.control "5s" -> "6s"',
+        'timeouts.control_daemon "5s" -> "6s"',
         'instance.devices [] -> ["GPU-1"] when mpsagent is started again',
         "",
         "A CUDA context keeps its limits. The next one gets the new limits.",
@@ -73,19 +76,23 @@ def test_what_a_reload_would_change_is_said_before_it_does(stage: Stage) -> None
             ]
     (left,) = json.loads(diff(stage, "--json").stdout)["settings"]
     assert left == {"key": "instance.devices", "before": "[]", "after": '["GPU-1"]', "restart": True}
-    stage.policy("[limits]\nthreads = 500\n")
+    stage.policy("[limits]\nactive_threads = '500%'\n")
     done = diff(stage)  # as a reload says it; the exit status tells it from a difference
-    assert (done.returncode, done.stdout, "limits.threads" in done.stderr) == (2, "", True)
+    assert (done.returncode, done.stdout, "limits.active_threads" in done.stderr) == (2, "", True)
 
 
 def test_only_what_comes_to_something_else_is_a_change() -> None:
     """Another way to write the same, a line that has moved, an entry that says what held anyway."""
     devices = [Device(0, "GPU-0", "H200", 140 << 30, 132)]
     users = [Identity(1001, "alice", ("students",))]
-    old = policy('[limits]\nmemory = "2G"\nthreads = 50\n')
-    new = policy('# moved\n[user.alice]\nthreads = 50\n[limits]\nthreads = { sms = 66 }\nmemory = "2048M"\n')
+    old = policy('[limits]\nmemory_limit = "2G"\nactive_threads = "50%"\n')
+    new = policy(
+        '# moved\n[user.alice]\nactive_threads = "50%"\n[limits]\nactive_threads = 66\nmemory_limit = "2048M"\n'
+    )
     assert differences(old, new, users, devices) == {"same": True, "digest": new.digest, "users": [], "settings": []}
-    found = differences(old, policy('enforce = false\n[limits]\nmemory = "2G"\nthreads = 50\n'), users, devices)
+    found = differences(
+        old, policy('mode = "report"\n[limits]\nmemory_limit = "2G"\nactive_threads = "50%"\n'), users, devices
+    )
     assert [(one["who"], [change["key"] for change in one["changes"]]) for one in found["users"]] == [
         ("alice", ["enforce.limits", "enforce.switch", "enforce.hang"]),
         ("all other users", ["enforce.limits", "enforce.switch", "enforce.hang"]),

@@ -14,9 +14,9 @@ from tests.agent.stage import A, Agent, B, Client, Stage
 from tests.conformance.backends import other_users_python
 
 PROGRAM = Path(__file__).parents[1] / "conformance/user_relay.py"
-LIMITS = '[limits]\nthreads = 20\nmemory = "8G"\n'
-FAST = '[hang]\nterminate = "2s"\nkill_grace = "1s"\n'
-TOGETHER = 'sharing = "together"\n'
+LIMITS = '[limits]\nactive_threads = "20%"\nmemory_limit = "8G"\n'
+FAST = '[timeouts]\nclient_terminate = "2s"\nsigkill_delay = "1s"\n'
+TOGETHER = 'sharing = "one-server"\n'
 
 
 def user(stage: Stage, uid: int, what: str, *arguments: object) -> Client:

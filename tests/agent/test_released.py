@@ -19,6 +19,7 @@ from mpsagent.core.inputs import DrainOrdered, Peer
 from mpsagent.gate import state
 from mpsagent.gate.store import ConnectionName, DaemonName, KnownName, parse_name
 from mpsagent.mps.limits import Limits
+from mpsagent.policy.values import Percent
 from mpsagent.system.gate_link import GateLink
 from mpsagent.system.store import Store
 from mpsagent.wire.link import VERSION, Hello, decode_from_gate
@@ -50,7 +51,7 @@ def test_an_agent_goes_on_with_drain_lease_and_turn(released: Path, tmp_path: Pa
     one = core()
     one.receive_all(saved.leases(values, now), now)
     (lease,) = one.state.leases
-    assert (lease.uid, lease.name, lease.share.threads) == (THIRD, "job-7", 30.0)
+    assert (lease.uid, lease.name, lease.share.threads) == (THIRD, "job-7", Percent(30.0))
     (row,), (before,) = saved.lease_rows(one), values["leases"]
     assert {**dict.fromkeys(row), **before} == row  # what it did not know is not set
     saved.take_up_turn(one, values, told(known(now, Peer(71, SECOND, SECOND, 5), now - 2.0, Limits(10.0))), now)

@@ -9,7 +9,10 @@ import pytest
 
 from tests.agent.stage import A, Agent, B, Stage, alive
 
-POLICY = f'[limits]\nthreads = 10\nmemory = "2G"\n[user.{A}]\nthreads = 40\n[user.{B}]\nthreads = 20\n'
+POLICY = (
+    f'[limits]\nactive_threads = "10%"\nmemory_limit = "2G"\n[user.{A}]\nactive_threads = "40%"\n[user.{B}]\n'
+    'active_threads = "20%"\n'
+)
 
 
 def test_a_client_keeps_its_name_and_its_wait_beyond_an_agent(stage: Stage) -> None:
@@ -65,7 +68,7 @@ def test_a_restart_in_a_drain_is_refused_and_takes_no_work(stage: Stage) -> None
     holder.known()
     assert stage.cli(agent, "drain")[0] == 0
     for words in (["--yes"], []):  # and nobody is asked before
-        status, said = stage.cli(agent, "restart", *words)
+        status, said = stage.cli(agent, "restart-mps", *words)
         assert (status, "no control daemon is started in a drain" in said, "lose" in said) == (2, True, False)
     assert stage.cli(agent, "resume")[0] == 0
     time.sleep(1)
@@ -79,7 +82,7 @@ def test_a_restart_waits_for_clients_as_long_as_it_is_told(stage: Stage) -> None
     old = stage.control(agent)
     holder = stage.client(A, "sleep", 8)
     holder.known()
-    assert stage.cli(agent, "restart", "--yes", "--timeout", "1h", "--no-wait")[0] == 0
+    assert stage.cli(agent, "restart-mps", "--yes", "--timeout", "1h", "--no-wait")[0] == 0
     waits = stage.client(B, "query")
     stage.waiting(waits)
     stage.killed(agent)
@@ -101,7 +104,7 @@ def test_a_restart_waits_for_clients_as_long_as_it_is_told(stage: Stage) -> None
 
 def test_a_control_daemon_whose_sockets_have_gone_is_replaced_and_who_waits_is_served(stage: Stage) -> None:
     """An `rm` too many in /run: it lives, nobody can reach it, and all waited until somebody restarted it by hand."""
-    stage.with_agent(f"{POLICY}[hang]\ncontrol = '2s'\n")
+    stage.with_agent(f"{POLICY}[timeouts]\ncontrol_daemon = '2s'\n")
     for path in stage.hidden().iterdir():
         if path.is_socket():
             path.unlink()
@@ -118,11 +121,11 @@ def test_a_control_daemon_that_cannot_be_reached_is_replaced_also_where_another_
 ) -> None:
     """Each `quit` that found no control daemon began the time of its silence anew, every 5 s: it was never over."""
     after = "shared" if before == "own" else "own"
-    stage.with_agent(f"{POLICY}[hang]\ncontrol = '6s'\n", extra=f'sharing = "turns"\nserver = "{before}"')
+    stage.with_agent(f"{POLICY}[timeouts]\ncontrol_daemon = '6s'\n", extra=f'sharing = "turns"\nserver = "{before}"')
     for path in stage.hidden().iterdir():
         if path.is_socket():
             path.unlink()
-    stage.policy(f"{POLICY}[hang]\ncontrol = '6s'\n", extra=f'sharing = "turns"\nserver = "{after}"')
+    stage.policy(f"{POLICY}[timeouts]\ncontrol_daemon = '6s'\n", extra=f'sharing = "turns"\nserver = "{after}"')
     assert stage.agents[-1].api.order("reload")[0] == 200
     client = stage.client(A, "query")
     assert client.ended() == 0

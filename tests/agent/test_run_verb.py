@@ -53,7 +53,7 @@ def start(stage: Stage) -> Callable[..., Run]:
 def test_why_it_waits_and_that_it_has_the_gpu_is_said_and_its_status_is_the_programs(
     stage: Stage, start: Callable[..., Run]
 ) -> None:
-    agent = stage.with_agent("[limits]\nthreads = 50\n[switch]\nafter = '1h'\n")
+    agent = stage.with_agent("[limits]\nactive_threads = '50%'\n[turn]\ntime_limit = '1h'\n")
     holder = stage.client(A, "sleep", 600)
     holder.known()
     one = start(agent, B, "--", *stage.backend.client, "sleep", "4")
@@ -67,7 +67,7 @@ def test_why_it_waits_and_that_it_has_the_gpu_is_said_and_its_status_is_the_prog
 @root
 def test_while_the_gate_is_away_nothing_is_said_of_the_queue(stage: Stage, start: Callable[..., Run]) -> None:
     """Seen at each upgrade: "it has the GPU" was said to a program that went on waiting, "no user waits" to all."""
-    agent = stage.with_agent("[switch]\nafter = '1h'\n")
+    agent = stage.with_agent("[turn]\ntime_limit = '1h'\n")
     holder = stage.client(A, "sleep", 600)
     holder.known()
     one = start(agent, B, "--", *stage.backend.client, "sleep", "4")
@@ -89,10 +89,10 @@ def test_while_the_gate_is_away_nothing_is_said_of_the_queue(stage: Stage, start
 
 @root
 def test_who_waits_longer_than_they_want_ends_with_75(stage: Stage, start: Callable[..., Run]) -> None:
-    agent = stage.with_agent("[switch]\nafter = '1h'\n")
+    agent = stage.with_agent("[turn]\ntime_limit = '1h'\n")
     holder = stage.client(A, "sleep", 600)
     holder.known()
-    one = start(agent, B, "--wait-at-most", "1s", "--", *stage.backend.client, "query")
+    one = start(agent, B, "--timeout", "1s", "--", *stage.backend.client, "query")
     assert one.ended() == 75
     assert "it has waited too long" in one.said()
     assert holder.rc is None
@@ -104,7 +104,7 @@ def test_a_signal_ends_its_clients_through_mps_first_and_no_neighbour_is_hurt(
     stage: Stage, start: Callable[..., Run], number: int
 ) -> None:
     """The simulated server faults when a client with a kernel in flight is killed, as the real one does."""
-    agent = stage.with_agent("", extra='sharing = "together"')
+    agent = stage.with_agent("", extra='sharing = "one-server"')
     neighbour = stage.client(A, "mind", 600)
     neighbour.known()
     one = start(agent, B, "--", *stage.backend.client, "spin", "600")
@@ -126,7 +126,7 @@ def test_a_signal_ends_its_clients_through_mps_first_and_no_neighbour_is_hurt(
 @root
 def test_programs_that_are_stopped_all_at_once_hurt_no_neighbour(stage: Stage, start: Callable[..., Run]) -> None:
     """More than the orders that a user may give at a time."""
-    agent = stage.with_agent("", extra='sharing = "together"')
+    agent = stage.with_agent("", extra='sharing = "one-server"')
     neighbour = stage.client(A, "mind", 600)
     neighbour.known()
     programs = [start(agent, B, "--", *stage.backend.client, "spin", "600") for _ in range(12)]

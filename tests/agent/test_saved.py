@@ -35,9 +35,9 @@ DRAIN = {"since": 10.0, "until": None, "restart": False}
 ALICE, BOB = Peer(71, 1001, 1001, 5), Peer(72, 1002, 1002, 6)
 
 
-def core(text: str = '[switch]\nafter = "10s"\ngrace = "20s"\n') -> Core:
+def core(text: str = '[turn]\ntime_limit = "10s"\ngrace = "20s"\n') -> Core:
     """With two users whose names are known, a control daemon and a gate that has not told anything yet."""
-    text = f"[limits]\nthreads = 20\n{text}"
+    text = f"[limits]\nactive_threads = '20%'\n{text}"
     policy, errors = load([("p", text), ("turns", in_turns(text))])
     assert policy is not None, errors
     found = Core()
@@ -93,7 +93,7 @@ def test_what_is_no_drain_is_none(broken: object) -> None:
 
 
 def ladder(step: str, peer: Peer = ALICE, start: int | None = None) -> dict[str, Any]:
-    row = [peer.pid, peer.start if start is None else start, peer.uid, "its turn is over", "switch.after", step, NOW]
+    row = [peer.pid, peer.start if start is None else start, peer.uid, "its turn is over", "turn.time_limit", step, NOW]
     return {"ending": [row]}
 
 
@@ -157,7 +157,7 @@ def test_a_turn_in_its_grace_is_warned_once_and_its_grace_does_not_begin_anew() 
 
 def test_a_client_is_sent_the_signal_of_the_warning_once() -> None:
     """A second SIGINT makes many programs stop without saving."""
-    text = '[switch]\nafter = "10s"\ngrace = "20s"\nwarning_signal = "SIGINT"\n'
+    text = '[turn]\ntime_limit = "10s"\ngrace = "20s"\nwarning_signal = "SIGINT"\n'
     first, events = core(text), told(at_work(), waits())
     assert "WarnClient" in kinds(first.receive_all(events, NOW).actions)
     row = saved.turn_row(first)

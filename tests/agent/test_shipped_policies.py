@@ -105,7 +105,7 @@ def test_turns_with_time_limits(stage: Stage) -> None:
 def test_a_slurm_node(stage: Stage) -> None:
     """A job has what its lease says, jobs of two users run at once, and outside of jobs there is little."""
     agent = start(stage, "slurm.toml", {})
-    assert agent.api.order("lease", uid=A, threads=30, memory="30%", until="10m", name="job")[0] == 200
+    assert agent.api.order("lease", uid=A, active_threads="30%", memory_limit="30%", until="10m", name="job")[0] == 200
     job, other = working(stage, A), working(stage, B)
     nobody_waits(agent)
     present = stage.machine.multiprocessors

@@ -58,7 +58,7 @@ def test_a_gate_that_is_stopped_is_said(stage: Stage) -> None:
 
 def test_a_public_directory_that_keeps_users_out_or_lets_them_replace_its_sockets_is_said(stage: Stage) -> None:
     """A program that may not connect runs outside MPS, without limits."""
-    agent = stage.with_agent("[limits]\nthreads = 20\n")
+    agent = stage.with_agent("[limits]\nactive_threads = '20%'\n")
     public, words = Path(stage.rig.pipe), "programs that start now run outside MPS, without limits"
     for path, closed in ((public / "control", 0o600), (public, 0o700)):
         with mode(path, closed):
@@ -82,7 +82,7 @@ def test_a_hidden_directory_that_lets_nobody_or_everybody_in_is_said(stage: Stag
         stage.problem(agent, f"{hidden.parent} has mode 0700: MPS's servers cannot start")
     stage.no_problem(agent)
     (hidden / "control").unlink()
-    stage.problem(agent, f"{hidden}/control has gone: no client can be handed over; mpsagent-cli restart")
-    assert stage.cli(agent, "restart")[0] == 0
+    stage.problem(agent, f"{hidden}/control has gone: no client can be handed over; mpsagent-cli restart-mps")
+    assert stage.cli(agent, "restart-mps")[0] == 0
     stage.no_problem(agent)
     stage.exact(A, 100)

@@ -138,7 +138,7 @@ def test_a_user_apart_whose_instance_cannot_be_made_is_told_of_once(
         assert (failed["action"], failed["uid"], failed["text"]) == ("OpenLane", 1001, str(error))
         await until(lambda: str(error) in waiting(agent.core.view(None), agent.clock.now())[0].why.text)
 
-    play(place, scenario, instance='sharing = "apart"')
+    play(place, scenario, instance='sharing = "per-user"')
 
 
 def test_a_stopped_server_goes_before_the_directory_by_which_it_is_known(place: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_stopped_server_goes_before_the_directory_by_which_it_is_known(place: 
             server.wait()
         assert not Path(hidden).exists()
 
-    play(place, scenario, instance='sharing = "apart"')
+    play(place, scenario, instance='sharing = "per-user"')
 
 
 def test_a_record_that_cannot_be_written_stops_nothing(place: Path) -> None:
@@ -238,7 +238,7 @@ def test_nor_with_processes_whose_environment_lifts_their_limits(place: Path) ->
         assert records(agent, "client.environment")
         assert sum(len(records(agent, kind)) for kind in kinds) == UNSERVED_A_MINUTE
 
-    play(place, scenario, text='[limits]\nmemory = "4G"\n')
+    play(place, scenario, text='[limits]\nmemory_limit = "4G"\n')
 
 
 def test_many_uids_of_one_user_cannot_either() -> None:
@@ -292,7 +292,7 @@ def test_a_driver_without_shared_servers_gets_servers_of_their_own(place: Path) 
     async def scenario(agent: Agent) -> None:
         await until(lambda: "shared server" in topics(agent))
 
-    play(place, scenario, supervisor=Old(), instance='server = "shared"')
+    play(place, scenario, supervisor=Old(), instance='server_scope = "all"')
     assert asked[:2] == [True, False]
 
 
@@ -410,7 +410,7 @@ def test_a_silent_name_service_is_a_condition_and_its_user_is_held(
         agent.take([inp.PeopleKnown(agent.clock.now(), {1001: Identity(1001, "alice")})])
         await until(lambda: "names" not in topics(agent))
 
-    play(place, scenario, text="[limits]\nthreads = 20\n[user.alice]\nthreads = 10\n")
+    play(place, scenario, text="[limits]\nactive_threads = '20%'\n[user.alice]\nactive_threads = '10%'\n")
 
 
 def test_who_has_joined_a_group_is_known_as_such_without_a_reload() -> None:
@@ -446,7 +446,7 @@ def test_the_gpus_of_yesterday_serve_until_the_driver_answers(tmp_path: Path) ->
 
 def test_while_no_gpu_is_known_limits_are_less_never_none() -> None:
     """A percentage of an unknown memory could be anything; a missing limit would be everything."""
-    policy, errors = load([("p", '[limits]\nmemory = "25%"\nthreads = { sms = 26 }\n')])
+    policy, errors = load([("p", '[limits]\nmemory_limit = "25%"\nactive_threads = 26\n')])
     assert policy is not None
     assert not errors
     core = Core()
@@ -525,7 +525,7 @@ def test_the_gpus_are_asked_for_again_at_each_start_of_a_control_daemon(tmp_path
         await until(lambda: "devices" in topics(agent))
         assert len(agent.devices) == 1, "none at all is no answer"
 
-    play(tmp_path, scenario, instance='sharing = "turns"\nserver = "own"\n')
+    play(tmp_path, scenario, instance='sharing = "turns"\nserver_scope = "user"\n')
 
 
 def test_an_order_that_cannot_be_saved_says_so(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -539,7 +539,7 @@ def test_an_order_that_cannot_be_saved_says_so(place: Path, monkeypatch: pytest.
         monkeypatch.setattr(store, "_whole", full)
         for answer in (
             await acting.drain(None, 0),
-            await acting.give_lease({"uid": 20001, "threads": 30, "until": "1h"}, 0),
+            await acting.give_lease({"uid": 20001, "active_threads": "30%", "until": "1h"}, 0),
         ):
             assert "No space left on device" in answer["unsaved"]
         monkeypatch.undo()
@@ -597,12 +597,12 @@ def test_a_control_daemon_that_is_not_wanted_any_more_is_no_problem_because_it_d
         agent.conditions.set("log disk", "the disk is full", agent.clock.now())
         await until(lambda: {"control daemon", "front-end"} <= {*agent.conditions.topics()})
         path = tmp_path / "policy.toml"
-        path.write_text(path.read_text().replace('sharing = "turns"', 'sharing = "apart"'))
+        path.write_text(path.read_text().replace('sharing = "turns"', 'sharing = "per-user"'))
         await node_of(agent).acting.reload(0)
         topics = {"control daemon", "control daemon failed", "front-end", "log disk"}
         await until(lambda: not topics & {*agent.conditions.topics()})
 
-    play(tmp_path, scenario, instance='sharing = "turns"\nserver = "own"\n')
+    play(tmp_path, scenario, instance='sharing = "turns"\nserver_scope = "user"\n')
 
 
 def test_what_was_wrong_with_the_gate_is_over_when_its_keeper_is_found(

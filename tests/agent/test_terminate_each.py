@@ -13,9 +13,9 @@ pytestmark = pytest.mark.root
 
 
 def test_all_of_one_job_and_nobody_else(stage: Stage) -> None:
-    agent = stage.with_agent("", extra='sharing = "together"')
+    agent = stage.with_agent("", extra='sharing = "one-server"')
     for name, uid in (("one", A), ("two", B)):
-        assert agent.api.order("lease", uid=uid, threads=50, until="1h", name=name)[0] == 200
+        assert agent.api.order("lease", uid=uid, active_threads="50%", until="1h", name=name)[0] == 200
     mine, other = [stage.client(A, "mind", 600) for _ in range(2)], stage.client(B, "mind", 600)
     for one in (*mine, other):
         one.known()
@@ -46,7 +46,7 @@ def test_which_ones_must_be_said(stage: Stage) -> None:
 
 
 def test_a_user_ends_the_own_ones_alone_and_a_program_those_below_it(stage: Stage) -> None:
-    agent = stage.with_agent("", extra='sharing = "together"')
+    agent = stage.with_agent("", extra='sharing = "one-server"')
     mine, other = stage.client(A, "mind", 600), stage.client(B, "mind", 600)
     mine.known(), other.known()
     pid = os.fork()
@@ -71,8 +71,8 @@ def test_ended_now_they_do_not_wait_for_a_hook_that_hangs(stage: Stage) -> None:
     hook = stage.place / "hook"
     hook.write_text("#!/bin/sh\nexec sleep 600\n")
     hook.chmod(0o755)
-    agent = stage.with_agent(f"[hooks]\nbefore_end = '{hook}'\ndeadline = '9m'\n")
-    assert agent.api.order("lease", uid=A, threads=50, until="1h", name="one")[0] == 200
+    agent = stage.with_agent(f"[hooks]\npre_terminate = '{hook}'\ntimeout = '9m'\n")
+    assert agent.api.order("lease", uid=A, active_threads="50%", until="1h", name="one")[0] == 200
     client = stage.client(A, "mind", 600)
     client.known()
     agent.api.order("terminate-each", job="one")

@@ -29,14 +29,14 @@ OWN = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 MEMORY = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 WAYS = {
     "own": "",
-    "shared": 'server = "shared"',
-    "together": 'sharing = "together"',
-    "apart": 'sharing = "apart"',
+    "shared": 'server_scope = "all"',
+    "together": 'sharing = "one-server"',
+    "apart": 'sharing = "per-user"',
 }
 
 
 def limited(stage: Stage, way: str) -> Agent:
-    return stage.with_agent('[limits]\nmemory = "4G"\n[hang]\nkill_grace = "1s"\n', extra=WAYS[way])
+    return stage.with_agent('[limits]\nmemory_limit = "4G"\n[timeouts]\nsigkill_delay = "1s"\n', extra=WAYS[way])
 
 
 def test_who_waits_learns_that_its_environment_would_lift_its_limit(stage: Stage) -> None:

@@ -9,13 +9,13 @@ from tests.agent.stage import A, B, Stage
 
 POLICY = """
 [limits]
-threads = 50
-[switch]
-after = "1s"
+active_threads = '50%'
+[turn]
+time_limit = "1s"
 grace = "1h"
 warning_signal = "SIGUSR1"
 [hooks]
-warning = "{hook}"
+turn_warning = "{hook}"
 """
 
 

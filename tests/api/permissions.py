@@ -26,14 +26,14 @@ BEGIN, END = "<!-- who may do what: measured by tests/api/permissions.py -->", "
 PEOPLE = {"root": 0, "admin group": ADMIN, "owner": USER, "stranger": OTHER}
 """``owner``: of client 501, at whom the calls that name a client are aimed."""
 VERBS: dict[str, list[str]] = {
-    "client terminate": ["501", "--no-wait"],
+    "terminate": ["501", "--no-wait"],
     "clients": [],
     "doctor": [],
     "drain": [],
     "env": [],
     "events": [],
-    "lease add": ["--uid", "1001", "--threads", "30", "--until", "2h"],
-    "lease end": ["1"],
+    "lease add": ["--uid", "1001", "--active-threads", "30%", "--until", "2h"],
+    "lease delete": ["1"],
     "lease list": [],
     "metrics": [],
     "policy advise": [],
@@ -43,17 +43,19 @@ VERBS: dict[str, list[str]] = {
     "probe": [],
     "queue": [],
     "reload": [],
-    "restart": ["--yes", "--no-wait"],
+    "restart-mps": ["--yes", "--no-wait"],
     "report": [],
     "resume": [],
     "servers": [],
     "status": [],
     "timeline": ["--json"],
     "top": [],
+    "turn extend": ["1001", "1h"],
 }
 BODIES: dict[str, dict[str, Any]] = {
     "terminate": {"pid": 501}, "terminate-each": {"mine": True}, "end-lease": {"number": 1},
-    "lease": {"uid": 1001, "threads": 30, "until": "2h"},
+    "extend-turn": {"uid": 1001, "by": "1h"},
+    "lease": {"uid": 1001, "active_threads": "30%", "until": "2h"},
 }  # fmt: skip
 WITHOUT_AGENT = {"bench", "completion", "policy check", "replay", "run"}
 # All is run once as root, so that all modules are in memory: the user may not be able to read this checkout.
@@ -120,7 +122,7 @@ def by_command_line(served: Served) -> dict[str, list[str]]:
             capture_output=True, text=True, timeout=100, check=True,
         )  # fmt: skip
         for words, (status, errors) in json.loads(done.stdout).items():
-            refused = status == 2 and " may not " in errors
+            refused = status == 5 and " may not " in errors
             assert refused or status in (0, 1), (uid, words, status, errors)
             found[told[words]].append("no" if refused else "yes")
     return found

@@ -47,10 +47,10 @@ USER, OTHER, ADMIN = 20001, 20002, 20003
 CHANGE = Session(1, "turn", None, USER, 0, START, START, more={"before": ADMIN, "gap": 0.1})
 POLICY = """
 [limits]
-threads = 20
-memory = "1G"
-[switch]
-after = "30m"
+active_threads = '20%'
+memory_limit = "1G"
+[turn]
+time_limit = "30m"
 grace = "1m"
 """
 
@@ -201,13 +201,13 @@ class StandIn:
             await asyncio.sleep(60)
         if user == "broken":
             raise RuntimeError("a bug")
-        origin = {"key": "user.alice.threads", "file": "policy.toml", "line": 3}
+        origin = {"key": "user.alice.active_threads", "file": "policy.toml", "line": 3}
         return {
             "user": user,
             "uid": USER,
             "groups": ["students"],
-            "threads": {"value": 20.0, "written": 20, "from": origin},
-            "memory": {"value": {"0": 1 << 30}, "written": "1G", "devices": {}, "from": origin},
+            "active_threads": {"value": 20.0, "written": "20%", "from": origin},
+            "memory_limit": {"value": {"0": 1 << 30}, "written": "1G", "devices": {}, "from": origin},
         }
 
     async def policy_diff(self) -> Any:
@@ -287,6 +287,10 @@ class StandIn:
     async def resume(self, by: int, instance: str | None = None) -> Any:
         self.asked.append(("resume", by))
         return {"ok": True}
+
+    async def extend_turn(self, uid: int, seconds: float, by: int) -> Any:
+        self.asked.append(("extend-turn", uid, seconds, by))
+        return {"uid": uid, "user": None, "until": views.when(START + seconds)}
 
     async def restart(
         self, timeout: float | None, by: int, instance: str | None = None, *, dry_run: bool = False

@@ -91,7 +91,7 @@ def test_each_list_has_its_own_address(served: Served) -> None:
     ]
     assert [w["position"] for w in get(served, "/v1/queue")[1]["queue"]] == [1, 2]
     assert get(served, "/v1/policy")[1]["digest"] == "abc123"
-    assert get(served, "/v1/policy/explain?user=alice")[1]["threads"]["value"] == 20.0
+    assert get(served, "/v1/policy/explain?user=alice")[1]["active_threads"]["value"] == 20.0
 
 
 def test_health_is_503_when_something_needs_a_person(served: Served) -> None:

@@ -190,9 +190,9 @@ def test_what_was_used_is_in_the_report(tmp_path: Path) -> None:
     ("rule", "outcome", "word"),
     [("", "ok", "finished"), ("", "faulted", "fault"), ("", "lost", "lost"), ("", "unknown", "unknown"),
      ("order", "ended", "order"), ("drain", "ended", "drain"), ("user.bob.max_runtime", "ended", "max_runtime"),
-     ("limits.over_limits", "ended", "over_limits"), ("switch.after", "ended", "turn"),
-     ("hang.fault", "ended", "fault"),
-     ("switch.after", "ok", "finished")],
+     ("limits.on_limit_exceeded", "ended", "on_limit_exceeded"), ("turn.time_limit", "ended", "turn"),
+     ("timeouts.fault_recovery", "ended", "fault"),
+     ("turn.time_limit", "ok", "finished")],
 )  # fmt: skip
 def test_how_a_job_ended_is_how_its_last_client_did(tmp_path: Path, rule: str, outcome: str, word: str) -> None:
     file, job = Database(tmp_path / NAME), {"uid": 1000, "job": "slurm-7"}

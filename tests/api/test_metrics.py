@@ -65,8 +65,8 @@ def a_day(metrics: Metrics, instance: str = "default") -> None:
         tr.GateConnected(0.0, 1), tr.ControlStarted(0.0, 2), tr.ServerReady(0.0, 3, 1000),
         tr.TurnBegan(1.0, 1000, None), tr.ClientConnected(1.0, 10, 1000, 2.5, NO_LIMITS, False, 0.004),
         tr.ClientRefused(2.0, 11, 1001, "denied"), tr.ClientLeft(2.0, 12, 1001, 3.0), tr.FaultBegan(2.5, 3, 1000),
-        act.TerminateClient(reason="", rule="switch.after", uid=1000, pid=10, start=1, server=3, deadline=1.0),
-        act.SignalClient(reason="", rule="switch.after", uid=1000, pid=10, start=1, signal=15),
+        act.TerminateClient(reason="", rule="turn.time_limit", uid=1000, pid=10, start=1, server=3, deadline=1.0),
+        act.SignalClient(reason="", rule="turn.time_limit", uid=1000, pid=10, start=1, signal=15),
         tr.ClientEnded(3.0, 10, 1000, 3, "ended", 2.0, 2.5), tr.TurnEnded(3.0, 1000, 2.0, True),
         tr.ClientUsed(3.0, 10, 1000, 2.0, 1.0, 300.0, False, True),
         tr.TurnBegan(3.1, 1001, 0.1), tr.GateConnected(4.0, 9),
@@ -81,7 +81,7 @@ def test_a_warning_and_an_end_that_failed_are_no_forced_ends() -> None:
     asked = act.TerminateClient(reason="", rule="order", uid=1000, pid=11, start=1, server=3, deadline=1.0)
     for one in (
         *(tr.ClientConnected(1.0, pid, 1000, 0.0, NO_LIMITS, False) for pid in (10, 11)),
-        act.WarnClient(reason="", rule="switch.warning_signal", uid=1000, pid=10, start=1, signal=10), asked,
+        act.WarnClient(reason="", rule="turn.warning_signal", uid=1000, pid=10, start=1, signal=10), asked,
     ):  # fmt: skip
         metrics.hear("default", record(one))
     metrics.hear("default", {**record(asked), "kind": "action.failed"})
@@ -102,7 +102,7 @@ def test_what_happens_is_counted_once() -> None:
     ):  # fmt: skip
         assert found[f"mpsagent_{name}_total{of}"] == 1, name
     assert found[f"mpsagent_turns_total{of}"] == 2
-    assert found['mpsagent_forced_ends_total{mps_instance="default",rule="switch.after"}'] == 1
+    assert found['mpsagent_forced_ends_total{mps_instance="default",rule="turn.time_limit"}'] == 1
     assert found['mpsagent_client_ends_total{mps_instance="default",outcome="ended"}'] == 1
     assert found["mpsagent_gate_restarts_total"] == 1
     assert found[f"mpsagent_wait_seconds_sum{of}"] == 2.5

@@ -115,7 +115,7 @@ def _done(action: act.Action, ok: bool = True, text: str = "", kind: str = "acti
 
 
 TERMINATE = act.TerminateClient(
-    server=5, pid=70, uid=1001, start=3, deadline=5.0, reason="the turn of user 1001 is over", rule="switch.after"
+    server=5, pid=70, uid=1001, start=3, deadline=5.0, reason="the turn of user 1001 is over", rule="turn.time_limit"
 )
 
 

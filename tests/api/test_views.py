@@ -114,24 +114,26 @@ def _turns(view: View, now: float) -> dict[int, float]:
 def test_expected_turns_add_up_what_each_user_ahead_may_keep() -> None:
     """7 has it; 8 waits since 18 and gets its turn after 100 + 10 s; 9 after 8's own 20 + 10 s more. Its processes
     have gone 10 s after that at the latest."""
-    view = View(state_of('[switch]\nafter = "100s"\ngrace = "10s"\n[user.u8]\nswitch.after = "20s"\n', 8, 9), turn=TURN)
+    view = View(
+        state_of('[turn]\ntime_limit = "100s"\ngrace = "10s"\n[user.u8]\nturn.time_limit = "20s"\n', 8, 9), turn=TURN
+    )
     assert _turns(view, 30.0) == {8: 138.0, 9: 178.0}
     assert _turns(view, 140.0) == {8: 140.0, 9: 180.0}, "never in the past"
 
 
 def test_there_is_no_expected_turn_behind_who_never_has_to_leave() -> None:
     """An exempt user at work, an exempt user ahead, no action, enforcement off, maintenance: no promise is made."""
-    rules = '[switch]\nafter = "100s"\ngrace = "10s"\n'
-    assert _turns(View(state_of(rules + "[user.u7]\nswitch.exempt = true\n", 8), turn=TURN), 30.0) == {}
-    assert _turns(View(state_of(rules + "[user.u8]\nswitch.exempt = true\n", 8, 9), turn=TURN), 30.0) == {8: 138.0}
-    assert _turns(View(state_of(rules + 'action = "none"\n', 8), turn=TURN), 30.0) == {}
-    assert _turns(View(state_of("enforce = false\n" + rules, 8), turn=TURN), 30.0) == {}
+    rules = '[turn]\ntime_limit = "100s"\ngrace = "10s"\n'
+    assert _turns(View(state_of(rules + "[user.u7]\nturn.never_preempt = true\n", 8), turn=TURN), 30.0) == {}
+    assert _turns(View(state_of(rules + "[user.u8]\nturn.never_preempt = true\n", 8, 9), turn=TURN), 30.0) == {8: 138.0}
+    assert _turns(View(state_of(rules + 'on_expiry = "none"\n', 8), turn=TURN), 30.0) == {}
+    assert _turns(View(state_of("mode = 'report'\n" + rules, 8), turn=TURN), 30.0) == {}
     assert _turns(View(state_of(rules, 8).changed(drain=Drain(20.0, None)), turn=TURN), 30.0) == {}
 
 
 def test_in_a_drain_no_end_of_the_turn_is_announced() -> None:
     """A turn does not end then, and the page said when it would."""
-    view = View(state_of('[switch]\nafter = "100s"\ngrace = "10s"\n', 8), turn=TURN)
+    view = View(state_of('[turn]\ntime_limit = "100s"\ngrace = "10s"\n', 8), turn=TURN)
     drained = replace(view, state=view.state.changed(drain=Drain(20.0, None)))
     told = [views.turn(decided(one), {}, nobody, 30.0) for one in (view, drained)]
     assert [one["ends"] is None for one in told if one is not None] == [False, True]
@@ -139,7 +141,7 @@ def test_in_a_drain_no_end_of_the_turn_is_announced() -> None:
 
 def test_a_turn_has_the_limits_that_its_clients_were_let_in_with() -> None:
     """Right after a reload the page gave who is at work the new ones."""
-    state = state_of("[limits]\nthreads = 30\n", 8)
+    state = state_of("[limits]\nactive_threads = '30%'\n", 8)
     peer = Peer(70, 7, 7, 1)
 
     def told(*threads: float) -> object:
@@ -245,7 +247,7 @@ def test_a_long_queue_is_named_in_part_and_counted_in_full() -> None:
 
 def test_users_apart_stand_in_one_queue() -> None:
     """Each has a control daemon and a lane of the user's own; `queue` had two rows numbered 1."""
-    policy, errors = load([("p", '[instance.lab]\nsharing = "apart"\n')])
+    policy, errors = load([("p", '[instance.lab]\nsharing = "per-user"\n')])
     assert policy is not None, errors
     (mine,) = instances(policy, ())
     held = queue_of(*(waiting(uid, 100 + uid, uid, 10.0 + uid) for uid in (8, 9)))

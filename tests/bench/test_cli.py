@@ -86,7 +86,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason=ALONE)
 @pytest.mark.root
 def test_each_way_of_sharing_has_figures(simulated: Path) -> None:
     """Without MPS, one user after the other, and at once with limits: half and a quarter of 132 multiprocessors."""
-    limits = f"[user.{FIRST_USER}]\nthreads = 50\n[user.{FIRST_USER + 1}]\nthreads = 25\n"
+    limits = f"[user.{FIRST_USER}]\nactive_threads = '50%'\n[user.{FIRST_USER + 1}]\nactive_threads = '25%'\n"
     runs = [
         Run("off", "block", 2, 2, 0.3), Run("turns", "block", 3, 2, 0.3),
         Run("together", "a mix", 2, 2, 0.3, ("block", "train"), limits),

@@ -21,7 +21,9 @@ CLIENT = f"{SIMULATED}/cuda-client"
 ALICE, BOB = "2001", "2002"
 SHARES = {ALICE: 60, BOB: 20}
 MULTIPROCESSORS = 132
-POLICY = "[limits]\nthreads = 40\n" + "".join(f'[user."{uid}"]\nthreads = {share}\n' for uid, share in SHARES.items())
+POLICY = "[limits]\nactive_threads = '40%'\n" + "".join(
+    f'[user."{uid}"]\nactive_threads = "{share}%"\n' for uid, share in SHARES.items()
+)
 
 
 def until(what: str, true: Callable[[], object], timeout: float = 90) -> Any:

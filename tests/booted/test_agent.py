@@ -58,14 +58,14 @@ def test_its_sandbox_lets_it_do_all_that_it_does(running: Machine) -> None:
 def test_reload_takes_a_good_policy_and_refuses_a_bad_one(running: Machine) -> None:
     """A typing mistake must neither lift the limits nor go unnoticed."""
     digest = api(running, "/v1/policy")["digest"]
-    text = '[user."2002"]\nthreads = 30\n[agent]\ncdi_file = "/etc/cdi/mpsagent.json"\n'
+    text = '[user."2002"]\nactive_threads = "30%"\n[agent]\ncdi_file = "/etc/cdi/mpsagent.json"\n'
     running.write("/etc/mpsagent/policy.d/20-new.toml", text)
     running.systemctl("reload", "mpsagent.service")
     good = api(running, "/v1/policy")["digest"]
     assert '"mpsagent/mps"' in running.path("/etc/cdi/mpsagent.json").read_text(), "the unit may write there"
     assert good != digest
 
-    running.write("/etc/mpsagent/policy.d/20-new.toml", '[user."2002"]\nthreds = 90\nmemory = "lots"\n')
+    running.write("/etc/mpsagent/policy.d/20-new.toml", '[user."2002"]\nthreds = 90\nmemory_limit = "lots"\n')
     refused = running.run("systemctl", "reload", "mpsagent.service", check=False)
     assert refused.returncode != 0
     policy = api(running, "/v1/policy")
@@ -108,7 +108,7 @@ def test_a_change_of_target_ends_no_cuda_work(running: Machine) -> None:
 
 def test_of_a_users_control_daemon_that_was_killed_no_failed_unit_is_left(running: Machine) -> None:
     """The machine was said to be degraded until that user came again."""
-    running.write("/etc/mpsagent/policy.d/20-way.toml", '[instance.default]\nsharing = "apart"\n')
+    running.write("/etc/mpsagent/policy.d/20-way.toml", '[instance.default]\nsharing = "per-user"\n')
     running.systemctl("reload", "mpsagent.service")
     worker = running.start(CLIENT, "sleep", "600", user=ALICE)
     until_it_computes(worker)
@@ -337,13 +337,13 @@ def test_the_files_of_a_client_that_is_being_ended_are_held_beyond_the_end_of_th
 ) -> None:
     """Else its neighbours would be lost on a busy GPU. systemd waits for the process that holds them before it starts
     the agent again, for 15 s at most."""
-    node.write("/etc/mpsagent/policy.d/09-way.toml", '[instance.default]\nsharing = "together"\n')
+    node.write("/etc/mpsagent/policy.d/09-way.toml", '[instance.default]\nsharing = "one-server"\n')
     enable(node)
     neighbour, victim = (node.start(CLIENT, "train", "600", user=user) for user in (ALICE, BOB))
     for one in (neighbour, victim):
         until_it_computes(one)
     (pid,) = [one["pid"] for one in api(node, "/v1/clients")["clients"] if one["uid"] == int(BOB)]
-    node.run("mpsagent-cli", "client", "terminate", str(pid))
+    node.run("mpsagent-cli", "terminate", str(pid))
     before = agent_pid(node)
     assert holder(node), "its files cannot be held"
     if how == "restart":

@@ -68,7 +68,7 @@ def test_purge_leaves_nothing(machine: Machine, package: Path) -> None:
     install(node, package)
     assert ours(node) - before
     node.systemctl("enable", "mpsagent.service")
-    node.write("/etc/mpsagent/policy.d/10-mine.toml", "[limits]\nthreads = 50\n")
+    node.write("/etc/mpsagent/policy.d/10-mine.toml", "[limits]\nactive_threads = '50%'\n")
     node.run("dpkg", "--remove", "mpsagent")
     assert node.path("/etc/mpsagent/policy.d/10-mine.toml").exists(), "remove keeps the configuration"
     node.run("dpkg", "--purge", "mpsagent")

@@ -12,7 +12,7 @@ from tests.booted.machine import Machine
 from tests.booted.service import CLIENT, SIMULATED, api, until
 
 USERS = {"2001": "alice", "2002": "bob", "2003": "carol", "2004": "dave"}
-POLICY = '[limits]\nmemory = "20G"\nmax_clients = 8\n[user.bob]\nmemory = "8G"\n'
+POLICY = '[limits]\nmemory_limit = "20G"\nmax_clients = 8\n[user.bob]\nmemory_limit = "8G"\n'
 
 
 OWN_LIBRARY = """
@@ -88,10 +88,10 @@ def test_nobody_notices_the_first_ten_minutes(node: Machine, package: Path) -> N
         said = node.run("mpsagent-cli", *verb, check=False)
         assert said.returncode in (0, 1), f"{verb}: {said.stdout}{said.stderr}"
     status = api(node, "/v1/status")
-    assert {one["uid"] for one in status["instances"][0]["apart"]} == {int(uid) for uid in USERS}
+    assert {one["uid"] for one in status["instances"][0]["daemons"]} == {int(uid) for uid in USERS}
     assert status["outside_processes"] == len(USERS), "programs from before the installation are shown"
 
-    node.write("/etc/mpsagent/policy.d/99-report.toml", "enforce = false\n")
+    node.write("/etc/mpsagent/policy.d/99-report.toml", "mode = 'report'\n")
     node.write("/etc/mpsagent/policy.d/10-lab.toml", POLICY)
     node.run("mpsagent-cli", "policy", "check")
     node.run("mpsagent-cli", "reload")

@@ -36,7 +36,7 @@ def test_mps_is_not_installed_or_elsewhere(node: Machine) -> None:
     assert (status, "nvidia-cuda-mps-control is not installed (looked in /" in said) == (1, True), said
     assert "apt install nvidia-cuda-mps" in said
     node.write("/opt/site-mps", f'#!/bin/sh\nexec {SIMULATED}/nvidia-cuda-mps-control "$@"\n', 0o755)
-    node.write("/etc/mpsagent/policy.d/20-program.toml", '[instance.default]\ncontrol_program = "/opt/site-mps"\n')
+    node.write("/etc/mpsagent/policy.d/20-program.toml", '[instance.default]\ncontrol_daemon_path = "/opt/site-mps"\n')
     assert cli(node, "policy", "check", "--strict")[0] == 0
     node.systemctl("restart", "mpsagent.service")
     until("ready for users", lambda: ready(node), 60)
@@ -68,7 +68,7 @@ def test_check_and_reload_judge_alike_and_a_policy_that_is_gone_opens_nothing(ru
     running.run("sh", "-c", f"cp {main} /root/site.toml && mv {main} {main}.kept && ln -s /root/site.toml {main}")
     refused("is a link to /root/site.toml, where the agent cannot read: its unit has ProtectHome=yes")
     running.run("mv", f"{main}.kept", main)
-    running.write(part, "[limits]\nthreads = 100\n", 0o666)
+    running.write(part, "[limits]\nactive_threads = '100%'\n", 0o666)
     refused("may be written by everybody")
     running.run("chmod", "644", part)
     running.run("chown", ALICE, part)
@@ -89,7 +89,7 @@ def test_check_and_reload_judge_alike_and_a_policy_that_is_gone_opens_nothing(ru
 
     hook = "/root/save"
     running.write(hook, "#!/bin/sh\n", 0o755)
-    running.write(part, f'[hooks]\nbefore_end = "{hook}"\n')
+    running.write(part, f'[hooks]\npre_terminate = "{hook}"\n')
     running.systemctl("reload", "mpsagent.service")
     words = f"{hook} lies in a home directory, which mpsagent.service cannot see"
     status, said = cli(running, "policy", "check", "--strict")

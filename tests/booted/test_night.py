@@ -33,7 +33,7 @@ def commands(node: Machine, word: str) -> None:
     node.run("sh", "-e", text=block)
 
 
-@pytest.mark.parametrize("sharing", ["turns", "together"])
+@pytest.mark.parametrize("sharing", ["turns", "one-server"])
 def test_out_of_the_way_with_one_command_and_everybody_served(running: Machine, sharing: str) -> None:
     """Work goes on, who waits and who comes is served, no order of a user's starts the agent; and the way back."""
     running.write("/etc/mpsagent/policy.d/20-way.toml", f'[instance.default]\nsharing = "{sharing}"\n')
@@ -46,10 +46,10 @@ def test_out_of_the_way_with_one_command_and_everybody_served(running: Machine, 
     commands(running, "mpsagent-off")
     stopped = ("mpsagent.service", "mpsagent.socket", "mpsagent-admin.socket")
     assert [running.systemctl("is-active", unit, check=False) for unit in stopped] == ["inactive"] * 3
-    order = running.run("mpsagent-cli", "client", "terminate", "1", user=ALICE, check=False)
+    order = running.run("mpsagent-cli", "terminate", "1", user=ALICE, check=False)
     assert (order.returncode, running.systemctl("is-active", "mpsagent.service", check=False)) == (3, "inactive")
     assert [multiprocessors(running.run(CLIENT, "query", user=ALICE).stdout) for _ in range(3)] == [STRICTEST] * 3
-    if sharing == "together":
+    if sharing == "one-server":
         assert other.wait(60) == 0
         assert multiprocessors(running.run(CLIENT, "query", user=BOB).stdout) == STRICTEST
     enough(running, ALICE)
@@ -86,7 +86,7 @@ def test_out_of_the_way_with_one_command_and_everybody_served(running: Machine, 
 
 def test_out_of_the_way_with_users_apart_and_a_boot_brings_it_back(running: Machine) -> None:
     """Who works stays on the user's own daemon, who comes is served, and after a boot the policy holds again."""
-    running.write("/etc/mpsagent/policy.d/20-way.toml", '[instance.default]\nsharing = "apart"\n')
+    running.write("/etc/mpsagent/policy.d/20-way.toml", '[instance.default]\nsharing = "per-user"\n')
     running.systemctl("restart", "mpsagent.service")
     until("ready for users", lambda: ready(running))
     worker = running.start(CLIENT, "sleep", "600", user=ALICE)

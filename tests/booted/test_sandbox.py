@@ -359,15 +359,15 @@ def test_the_sandbox_lets_it_work_and_nothing_else(node: Machine, unit: str, pro
 
 UNITS = ("mpsagent.service", GATE, "mpsagent-api.service")
 SHORT_TURNS = """
-[switch]
-after = "0.2s"
+[turn]
+time_limit = "0.2s"
 grace = "0.2s"
-[hang]
-fault = "1s"
-terminate = "1s"
-kill_grace = "0.5s"
+[timeouts]
+fault_recovery = "1s"
+client_terminate = "1s"
+sigkill_delay = "0.5s"
 """
-PAUSING = '[instance.default]\nserver = "shared"\n[switch]\naction = "pause"\nslice = "1s"\n'
+PAUSING = '[instance.default]\nserver_scope = "all"\n[turn]\non_expiry = "pause"\npause_slice = "1s"\n'
 
 
 def deadly(node: Machine) -> None:
@@ -405,7 +405,7 @@ def a_day(node: Machine) -> None:
     careless.communicate(timeout=60)
     node.write(
         "/etc/mpsagent/policy.d/20-short.toml",
-        '[instance.default]\nserver = "shared"\n[switch]\naction = "pause"\nslice = "1s"\n',
+        '[instance.default]\nserver_scope = "all"\n[turn]\non_expiry = "pause"\npause_slice = "1s"\n',
     )
     node.systemctl("reload", "mpsagent.service")
     before = count(node, "client.ended")

@@ -17,7 +17,9 @@ def lines_tried(node: Machine) -> list[object]:
 
 
 def test_who_waits_is_told_on_the_terminal_and_who_has_none_is_not(running: Machine) -> None:
-    running.write("/etc/mpsagent/policy.d/terminal.toml", '[limits]\nterminal = true\n[switch]\nafter = "1h"\n')
+    running.write(
+        "/etc/mpsagent/policy.d/terminal.toml", '[limits]\nnotify_terminal = true\n[turn]\ntime_limit = "1h"\n'
+    )
     running.run("mpsagent-cli", "reload")
     holder = running.start(CLIENT, "sleep", "600", user=HOLDER)
     until_it_computes(holder)

@@ -41,7 +41,7 @@ def test_turns_in_which_users_wait_for_each_other() -> None:
     assert of["waited_behind_others_seconds"] == of["waited_seconds"] == 23 * 1800
     assert (of["users_at_once_most"], of["users_at_once_usual"], of["longest_wait_seconds"]) == (1, 2, 1800)
     (one,) = found["advice"]
-    assert one["what"] == 'sharing = "together", threads = 50 in [limits]'
+    assert one["what"] == 'sharing = "one-server", active_threads = "50%" in [limits]'
     assert "11h30m" in one["why"]
 
 
@@ -54,16 +54,18 @@ def test_turns_in_which_nobody_waits_are_left_alone() -> None:
 
 
 def test_a_user_who_is_alone_with_a_small_share() -> None:
-    found = judged(facts(ordered(*(work(1, n, n * HOUR, (n + 1) * HOUR, threads=25.0) for n in range(24)))), "together")
+    found = judged(
+        facts(ordered(*(work(1, n, n * HOUR, (n + 1) * HOUR, threads=25.0) for n in range(24)))), "one-server"
+    )
     (one,) = found["advice"]
-    assert one["what"] == "threads = 100 in [limits]"
+    assert one["what"] == 'active_threads = "100%" in [limits]'
     assert "100% of 24h00m" in one["why"]
     assert "25 %" in one["why"]
 
 
 def test_users_at_once_with_all_of_the_gpu_have_nothing_to_gain() -> None:
     both = ordered(*(work(n % 2, n, n // 2 * HOUR, (n // 2 + 1) * HOUR, threads=50.0) for n in range(48)))
-    found = judged(facts(both), "together")
+    found = judged(facts(both), "one-server")
     assert found["advice"] == []
     assert found["facts"]["turns_would_cost_seconds"] == 24 * 3600
     assert found["facts"]["threads_in_use_percent"] == 100.0
@@ -73,21 +75,21 @@ def test_faults_that_hit_everybody_speak_for_turns() -> None:
     faults = [{"kind": "fault", "came": datetime.fromtimestamp(1e9, UTC).isoformat()} for _ in range(6)]
     hit = (work(n % 2, n, n // 2 * HOUR, n // 2 * HOUR + 10.0, threads=50.0, outcome="faulted") for n in range(48))
     happened = ordered(*hit, faults)
-    (one,) = judged(facts(happened), "together")["advice"]
+    (one,) = judged(facts(happened), "one-server")["advice"]
     assert one["what"] == 'sharing = "turns"'
     assert "6 faults in 1 day ended 48 clients" in one["why"]
-    assert not judged(facts(happened), "apart")["advice"]  # they hit nobody else there
+    assert not judged(facts(happened), "per-user")["advice"]  # they hit nobody else there
 
 
 def test_memory_is_judged_by_the_most_that_was_facts() -> None:
     """Of each client that had a limit and was looked at."""
     given = {"limits": {"threads": 50.0, "memory": {"0": 20 << 30}}}
     used = [{**one, **given, "memory": 3 << 30} for one in turns()]
-    (one,) = [row for row in judged(facts(used), "together")["advice"] if "memory in" in row["what"]]
+    (one,) = [row for row in judged(facts(used), "one-server")["advice"] if "memory_limit in" in row["what"]]
     assert "3G of 20G (15%)" in one["why"]
     used[5]["memory"] = 15 << 30
-    assert not [row for row in judged(facts(used), "together")["advice"] if "memory in" in row["what"]]
-    assert not [row for row in judged(facts(turns()), "together")["advice"] if "memory in" in row["what"]]
+    assert not [row for row in judged(facts(used), "one-server")["advice"] if "memory_limit in" in row["what"]]
+    assert not [row for row in judged(facts(turns()), "one-server")["advice"] if "memory_limit in" in row["what"]]
 
 
 @pytest.mark.parametrize("sessions", [[], turns(4), [*turns(24)][:10], work(1, 1, 0.0, 100 * HOUR)])

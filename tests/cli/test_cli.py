@@ -82,14 +82,14 @@ print(*sys.modules, file=sys.stderr)
     assert not of_a_terminal & set(done.stderr.split())
 
 
-def test_exit_2_for_wrong_usage_and_refusals(served: Served) -> None:
+def test_exit_statuses_tell_wrong_usage_from_what_is_not_there(served: Served) -> None:
     """Unknown words, unknown users and processes, bad values: the text names the cause."""
     assert run(served, "stauts").returncode == 2
-    assert run(served, "client", "terminate", "0").returncode == 2
+    assert run(served, "terminate", "0").returncode == 2
     done = run(served, "policy", "explain", "not-there")
-    assert (done.returncode, "there is no such user" in done.stderr) == (2, True)
-    done = run(served, "client", "terminate", "777")
-    assert (done.returncode, "process 777 is not a client" in done.stderr) == (2, True)
+    assert (done.returncode, "there is no such user" in done.stderr) == (6, True)
+    done = run(served, "terminate", "777")
+    assert (done.returncode, "process 777 is not a client" in done.stderr) == (6, True)
     done = run(served, "drain", "--timeout", "soon")
     assert (done.returncode, '"soon" is not a duration' in done.stderr) == (2, True)
 
@@ -97,8 +97,8 @@ def test_exit_2_for_wrong_usage_and_refusals(served: Served) -> None:
 @pytest.mark.parametrize(
     "words",
     [["status"], ["clients"], ["servers"], ["queue"], ["events"], ["events", "-f"], ["policy", "show"], ["env"],
-     ["policy", "explain", "x"], ["client", "terminate", "1"], ["drain"], ["resume"], ["restart"], ["reload"],
-     ["restart", "--yes"]],
+     ["policy", "explain", "x"], ["terminate", "1"], ["drain"], ["resume"], ["restart-mps"], ["reload"],
+     ["restart-mps", "--yes"]],
 )  # fmt: skip
 def test_exit_3_when_the_agent_cannot_be_reached(words: list[str], tmp_path: Path) -> None:
     """No socket, a dead socket: one line that says so, no traceback."""
@@ -133,8 +133,8 @@ def test_exit_3_when_something_else_answers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "key"),
     [(["status"], "holder"), (["clients"], "clients"), (["servers"], "servers"), (["queue"], "queue"),
-     (["policy", "show"], "digest"), (["policy", "explain", "alice"], "threads"), (["resume"], "ok"),
-     (["restart", "--yes"], "ok"), (["drain"], "ok"), (["client", "terminate", "501"], "pid"),
+     (["policy", "show"], "digest"), (["policy", "explain", "alice"], "active_threads"), (["resume"], "ok"),
+     (["restart-mps", "--yes"], "ok"), (["drain"], "ok"), (["terminate", "501"], "pid"),
      (["env"], "CUDA_MPS_PIPE_DIRECTORY"),
      (["events"], "cursor")],
 )  # fmt: skip
@@ -198,16 +198,19 @@ def test_colours_only_on_a_terminal(served: Served) -> None:
 def test_policy_check_reports_every_mistake_with_exit_2(tmp_path: Path) -> None:
     """No agent needed; a good file is 0, an unreadable one 2."""
     good, bad = tmp_path / "good.toml", tmp_path / "bad.toml"
-    good.write_text('[limits]\nthreads = 50\nmemory = "4G"\n')
-    bad.write_text("[limits]\nthreads = 500\n[user.alice]\nthread = 20\n")
+    good.write_text('[limits]\nactive_threads = "50%"\nmemory_limit = "4G"\n')
+    bad.write_text("[limits]\nactive_threads = '500%'\n[user.alice]\nthread = 20\n")
     assert run(None, "policy", "check", str(good)).returncode == 0
     done = run(None, "policy", "check", str(bad))
     assert done.returncode == 2
-    assert f"{bad}:2: limits.threads:" in done.stdout
+    assert f"{bad}:2: limits.active_threads:" in done.stdout
     assert f"{bad}:4: user.alice.thread: unknown key" in done.stdout
     assert done.stdout.splitlines()[-1] == "2 mistakes"
     body = json.loads(run(None, "policy", "check", str(bad), "--json").stdout)
-    assert [(one["line"], one["key"]) for one in body["errors"]] == [(2, "limits.threads"), (4, "user.alice.thread")]
+    assert [(one["line"], one["key"]) for one in body["errors"]] == [
+        (2, "limits.active_threads"),
+        (4, "user.alice.thread"),
+    ]
     assert run(None, "policy", "check", str(tmp_path / "none.toml")).returncode == 2
 
 
@@ -237,7 +240,7 @@ def test_safe_text_is_cut_and_escaped() -> None:
     assert wording.safe("grün 火") == "grün 火"
 
 
-@pytest.mark.parametrize("group", [[], ["policy"], ["client"]])
+@pytest.mark.parametrize("group", [[], ["policy"], ["lease"], ["turn"]])
 def test_help_is_not_cut_off(group: list[str]) -> None:
     """In 80 columns each verb says in its line what it is for."""
     lines = run(None, *group, "--help", COLUMNS="80").stdout.splitlines()

@@ -53,7 +53,7 @@ def no_memory_limit(served: Served) -> None:
 
 def explains(served: Served, memory: Mapping[str, int | None]) -> None:
     async def explain(user: str, cgroup: str | None = None) -> object:
-        return {"threads": {"value": 20.0}, "memory": {"value": memory}}
+        return {"active_threads": {"value": 20.0}, "memory_limit": {"value": memory}}
 
     served.backend.explain = explain  # type: ignore[method-assign]
 
@@ -114,7 +114,7 @@ def test_its_percentage_is_never_all(served: Served, monkeypatch: pytest.MonkeyP
 
     async def explain(user: str, cgroup: str | None = None) -> object:
         assert user == str(os.getuid())
-        return {"threads": {"value": limit}, "memory": {"value": {}}}
+        return {"active_threads": {"value": limit}, "memory_limit": {"value": {}}}
 
     monkeypatch.setattr(served.backend, "explain", explain)
     given = json.loads(run(served, "env", "--partitioning", "--json").stdout)

@@ -113,7 +113,7 @@ def test_events_are_sentences_of_at_most_100_columns(served: Served) -> None:
     """One line for an action and its outcome; names where they are known; an action without outcome is not hidden."""
     happen = served.backend.happen
     happen("turn.began", uid=OTHER, gap=0.104)
-    action = {"action": "SignalClient", "pid": 501, "uid": USER, "start": 1, "signal": 15, "rule": "switch.after",
+    action = {"action": "SignalClient", "pid": 501, "uid": USER, "start": 1, "signal": 15, "rule": "turn.time_limit",
               "reason": f"the turn of user {USER} is over; SIGTERM to client 501 of user {USER}"}  # fmt: skip
     begun = happen("action", **action)
     happen("action.failed", **action, begun=begun, ok=False, text="no such process")

@@ -22,7 +22,7 @@ from tests.waiting import until
 
 def test_terminate_passes_its_options_on(served: Served) -> None:
     """--now and --dry-run change what is done to a user's process; they must arrive."""
-    done = run(served, "client", "terminate", "501", "--now", "--dry-run")
+    done = run(served, "terminate", "501", "--now", "--dry-run")
     assert (done.returncode, done.stderr) == (0, "")
     assert served.backend.asked == [("terminate", 501, True, True, os.getuid())]
     assert done.stdout.splitlines() == [
@@ -31,25 +31,25 @@ def test_terminate_passes_its_options_on(served: Served) -> None:
         "  2. SIGTERM",
         "  3. after 5 s SIGKILL",
     ]
-    done = run(served, "client", "terminate", "501", "--no-wait")
+    done = run(served, "terminate", "501", "--no-wait")
     assert done.stdout.startswith("Client 501 of alice at server 500 is being ended, until it has gone:\n")
 
 
 def test_all_of_a_user_are_named(served: Served) -> None:
-    done = run(served, "client", "terminate", "--mine", "--dry-run")
+    done = run(served, "terminate", "--mine", "--dry-run")
     assert (done.returncode, done.stdout) == (0, "no client: nothing is to be ended\n"), "root has none"
-    done = run(served, "client", "terminate", "--job", "slurm-7", "--no-wait")
+    done = run(served, "terminate", "--job", "slurm-7", "--no-wait")
     assert (done.returncode, done.stdout) == (0, "Client 501 of alice is being ended.\n")
     assert [(one[1].uid, one[1].job) for one in served.backend.asked] == [(0, None), (None, "slurm-7")]
     for words in ([], ["501", "--mine"]):
-        assert run(served, "client", "terminate", *words).returncode == 2
+        assert run(served, "terminate", *words).returncode == 2
 
 
 def test_terminate_says_what_became_of_it(served: Served) -> None:
     """Each step as it comes, one line for an action and its outcome, until the client has ended."""
     done = []
     served.backend.happen("client.ended", pid=501, uid=USER, outcome="ok", seconds=1.0, waited=0.0)  # another, earlier
-    waits = threading.Thread(target=lambda: done.append(run(served, "client", "terminate", "501")))
+    waits = threading.Thread(target=lambda: done.append(run(served, "terminate", "501")))
     waits.start()
     until(lambda: bool(served.backend.asked))
     action = {"action": "TerminateClient", "pid": 501, "uid": USER, "server": 500, "reason": f"ordered by uid {ADMIN}"}
@@ -67,18 +67,18 @@ def test_terminate_says_what_became_of_it(served: Served) -> None:
 
 def test_a_restart_says_whose_work_it_costs(served: Served) -> None:
     """In a script it needs --yes; while no client is at work it needs nothing."""
-    done = run(served, "restart", "--dry-run")
+    done = run(served, "restart-mps", "--dry-run")
     assert (done.returncode, done.stdout) == (0, "1 client of alice would lose work\n")
-    done = run(served, "restart")
+    done = run(served, "restart-mps")
     assert (done.returncode, "1 client of alice would lose work" in done.stderr) == (2, True)
     assert served.backend.asked == []
-    done = run(served, "restart", "--yes", "--timeout", "10m")
+    done = run(served, "restart-mps", "--yes", "--timeout", "10m")
     assert (done.returncode, done.stderr) == (0, "")
     said = ["control daemon 400 has ended", "started the control daemon: no control daemon is running"]
     assert [line[21:] for line in done.stdout.splitlines()] == said
-    assert run(served, "restart", "--yes", "--timeout", "10").returncode == 2, "ten what?"
+    assert run(served, "restart-mps", "--yes", "--timeout", "10").returncode == 2, "ten what?"
     served.backend.state = replace(served.backend.state, clients={})
-    assert run(served, "restart").returncode == 0
+    assert run(served, "restart-mps").returncode == 0
     assert [one[:2] for one in served.backend.asked] == [("restart", 600.0), ("restart", None)]
 
 
@@ -89,9 +89,9 @@ def test_who_may_not_restart_is_not_asked_first(served: Served, monkeypatch: pyt
         raise Problem(403, "uid 1 may not restart MPS", "/v1/restart")
 
     monkeypatch.setattr(served.backend, "restart", refuses)
-    for words in (["restart"], ["restart", "--dry-run"]):  # nor is it said what a restart would cost
+    for words in (["restart-mps"], ["restart-mps", "--dry-run"]):  # nor is it said what a restart would cost
         done = run(served, *words)
-        assert (done.returncode, "may not restart" in done.stderr, "lose work" in done.stderr) == (2, True, False)
+        assert (done.returncode, "may not restart" in done.stderr, "lose work" in done.stderr) == (5, True, False)
         assert done.stdout == "", "seen: of an instance that is not there, and in a drain, no client would lose work"
 
 
@@ -118,7 +118,7 @@ def test_a_restart_that_fails_is_not_fine(served: Served, monkeypatch: pytest.Mo
         return {"restarting": True}
 
     monkeypatch.setattr(served.backend, "restart", fails)
-    done = run(served, "restart", "--yes")
+    done = run(served, "restart-mps", "--yes")
     assert done.returncode == 1
     assert "this FAILED: it is not installed" in " ".join(done.stdout.split())
 
@@ -176,7 +176,7 @@ def test_a_reload_says_what_is_surely_not_meant(
 
     monkeypatch.setattr(served.backend, "reload", reload)
     monkeypatch.setattr(policy_check, "DIRECTORY", tmp_path)
-    (tmp_path / "policy.toml").write_text("[group.roooot]\nthreads = 5\n")
+    (tmp_path / "policy.toml").write_text("[group.roooot]\nactive_threads = '5%'\n")
     said = CliRunner().invoke(cli, ["--socket", str(served.path), "reload"]).output
     assert f"warning: {tmp_path}/policy.toml:1: group.roooot: there is no group roooot here" in said
 
@@ -191,13 +191,13 @@ def test_a_reload_says_what_is_not_in_force_yet() -> None:
 
 def test_a_span_without_a_unit_is_told_in_terms_of_the_command_line(served: Served) -> None:
     """`drain --timeout 3` was answered in terms of JSON, with the places of mistakes behind them."""
-    for words in (["drain"], ["restart", "--yes"]):
+    for words in (["drain"], ["restart-mps", "--yes"]):
         done = run(served, *words, "--timeout", "3")
         assert done.returncode == 2
         assert 'write it like "30s"' in done.stderr
         assert "JSON" not in done.stderr
     assert served.backend.asked == []
-    done = run(served, "client", "terminate", "77")
+    done = run(served, "terminate", "77")
     assert done.stderr.startswith("mpsagent-cli: process 77 is not a client of MPS\n")
 
 

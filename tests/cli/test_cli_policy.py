@@ -16,7 +16,7 @@ from tests.cli.program import PROGRAM, read_on_terminal
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 DEVICES = [{"ordinal": 0, "uuid": "GPU-1", "name": "H200", "memory": 140 << 30, "multiprocessors": 132}]
-DOUBTFUL = '[limits]\nthreads = { sms = 500 }\nmemory = "300G"\n[user.rooot]\nthreads = 5\n'
+DOUBTFUL = '[limits]\nactive_threads = 500\nmemory_limit = "300G"\n[user.rooot]\nactive_threads = "5%"\n'
 
 
 def check(*words: str) -> subprocess.CompletedProcess[str]:
@@ -44,8 +44,8 @@ def test_warnings_are_printed_and_do_not_fail(tmp_path: Path, devices: str) -> N
     done = check(path, "--devices", devices)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].startswith(f"{path}:2: warning: limits.threads: 500 multiprocessors")
-    assert lines[2].startswith(f"{path}:3: warning: limits.memory: 300G is more than GPU 0 has (140G)")
+    assert lines[0].startswith(f"{path}:2: warning: limits.active_threads: 500 multiprocessors")
+    assert lines[2].startswith(f"{path}:3: warning: limits.memory_limit: 300G is more than GPU 0 has (140G)")
     assert lines[4] == f"{path}:4: warning: user.rooot: there is no user rooot here"
     assert 'did you mean "root"?' in lines[5]
     assert lines[-1] == f"good, with 3 warnings: {path}"
@@ -68,7 +68,7 @@ def on_terminal(*words: str) -> list[str]:
 
 def test_parts_that_are_not_named_are_a_note(tmp_path: Path) -> None:
     """Seen: `policy check policy.toml` said "good", and the reload refused a part in policy.d."""
-    path = put(tmp_path / "policy.toml", '[hang]\ncontrol = "5s"\n')
+    path = put(tmp_path / "policy.toml", '[timeouts]\ncontrol_daemon = "5s"\n')
     assert "note:" not in check(path).stdout
     (tmp_path / "policy.d").mkdir()
     assert "note:" not in check(path).stdout
@@ -90,16 +90,16 @@ def test_strict_makes_warnings_mistakes(tmp_path: Path, devices: str) -> None:
     body = json.loads(check(path, "--devices", devices, "--strict", "--json").stdout)
     assert (body["ok"], body["errors"], body["digest"]) == (False, [], None)
     assert [one["line"] for one in body["warnings"]] == [2, 3, 4]
-    good = put(tmp_path / "good.toml", "[limits]\nthreads = { sms = 26 }\n")
+    good = put(tmp_path / "good.toml", "[limits]\nactive_threads = 26\n")
     assert check(good, "--devices", devices, "--strict").returncode == 0
 
 
 def test_without_a_gpu_it_says_what_was_not_compared(tmp_path: Path) -> None:
     """On the machine of the person who writes it, or with a driver that hangs. (Here there may be a GPU.)"""
     body = json.loads(check(put(tmp_path / "p.toml", DOUBTFUL), "--json").stdout)
-    compared = any(one["key"] == "limits.threads" for one in body["warnings"])
+    compared = any(one["key"] == "limits.active_threads" for one in body["warnings"])
     assert compared is not any("not compared with GPUs" in str(one) for one in body["notes"])
-    assert json.loads(check(put(tmp_path / "p.toml", '[switch]\nafter = "1m"\n'), "--json").stdout)["notes"] == []
+    assert json.loads(check(put(tmp_path / "p.toml", '[turn]\ntime_limit = "1m"\n'), "--json").stdout)["notes"] == []
 
 
 def test_a_file_that_a_reload_refuses_is_refused(tmp_path: Path) -> None:
@@ -142,20 +142,20 @@ def test_a_file_that_the_agent_may_not_read_is_refused(
 
 def test_a_fifo_or_a_device_does_not_hang_it(tmp_path: Path) -> None:
     """Each is named, and the files beside them are checked."""
-    fifo, good = tmp_path / "f.toml", put(tmp_path / "good.toml", "[limits]\nthreads = 0\n")
+    fifo, good = tmp_path / "f.toml", put(tmp_path / "good.toml", "[limits]\nactive_threads = '0%'\n")
     os.mkfifo(fifo)
     done = check(str(fifo), "/dev/zero", "/dev/tty", str(tmp_path), good)
     assert done.returncode == 2
     assert done.stdout.count("is not a regular file") == 4
-    assert f"{good}:2: limits.threads" in done.stdout
+    assert f"{good}:2: limits.active_threads" in done.stdout
     assert done.stdout.splitlines()[-1] == "5 mistakes"
 
 
 def test_what_is_wrong_and_what_is_missing(tmp_path: Path) -> None:
     """A file with a mistake has no warnings yet: they come when it is right."""
-    bad = put(tmp_path / "bad.toml", "[limits]\nthreads = 500\n[user.rooot]\n")
+    bad = put(tmp_path / "bad.toml", "[limits]\nactive_threads = '500%'\n[user.rooot]\n")
     body = json.loads(check(bad, str(tmp_path / "none.toml"), "--json").stdout)
-    assert [(one["line"], one["key"]) for one in body["errors"]] == [(0, ""), (2, "limits.threads")]
+    assert [(one["line"], one["key"]) for one in body["errors"]] == [(0, ""), (2, "limits.active_threads")]
     assert body["warnings"] == []
     done = check(bad, "--devices", bad)
     assert done.returncode == 2
@@ -180,28 +180,30 @@ def test_totals_are_told_in_their_own_words() -> None:
     from mpsagent.cli.policy_text import explained
     from mpsagent.policy.identity import Identity
 
-    text = '[limits]\nthreads = {{ sms = 26 }}\nmemory = "1G"\ntotal_threads = {}\ntotal_memory = {}\n'
+    text = '[limits]\nactive_threads = 26\nmemory_limit = "1G"\ntotal_active_threads = {}\ntotal_memory_limit = {}\n'
     for written, shown in (
-        (("{ sms = 52 }", '"40G"'), ("52 multiprocessors", "40G on each GPU")),
-        (("60", '"50%"'), ("60 %", "50% on each GPU")),
+        (("52", '"40G"'), ("52 multiprocessors", "40G on each GPU")),
+        (('"60%"', '"50%"'), ("60%", "50% on each GPU")),
     ):
         policy, errors = load([("p.toml", text.format(*written))])
         assert policy is not None, errors
         lines = explained(json.loads(json.dumps(policy.rules(Identity(7)).explain([]))), NOW)
-        for key, words in zip(("total_threads", "total_memory"), shown, strict=True):
+        for key, words in zip(("total_active_threads", "total_memory_limit"), shown, strict=True):
             assert any(line.startswith(key) and words in line for line in lines), lines
 
 
 def test_a_priority_is_a_number_and_no_time() -> None:
     from mpsagent.cli.policy_text import explained
 
-    lines = explained({"user": "alice", "uid": 7, "priority": {"value": 5, "from": "built-in default"}}, NOW)
-    assert [line.split()[:2] for line in lines if line.startswith("priority")] == [["priority", "5"]]
+    lines = explained({"user": "alice", "uid": 7, "queue_priority": {"value": 5, "from": "built-in default"}}, NOW)
+    assert [line.split()[:2] for line in lines if line.startswith("queue_priority")] == [["queue_priority", "5"]]
 
 
 def test_the_policy_is_shown_as_a_table() -> None:
     """A line for each key, with its place; it was seven lines for each."""
-    policy, errors = load([("/etc/p.toml", '[limits]\nthreads = 20\nmemory = "2G"\n[switch]\nafter = "10m"\n')])
+    policy, errors = load(
+        [("/etc/p.toml", '[limits]\nactive_threads = "20%"\nmemory_limit = "2G"\n[turn]\ntime_limit = "10m"\n')]
+    )
     assert policy is not None, errors
     body = {
         "digest": policy.digest,
@@ -213,35 +215,35 @@ def test_the_policy_is_shown_as_a_table() -> None:
     assert policy_text.shown(body, datetime(2026, 11, 21, tzinfo=UTC)) == [
         f"{policy.digest[:12]}, from /etc/p.toml",
         "",
-        "KEY             VALUE   FROM",
-        "limits.threads  20 %    /etc/p.toml:2",
-        "limits.memory   2G      /etc/p.toml:3",
-        "switch.after    10m00s  /etc/p.toml:5",
+        "KEY                    VALUE   FROM",
+        "limits.active_threads  20%     /etc/p.toml:2",
+        "limits.memory_limit    2G      /etc/p.toml:3",
+        "turn.time_limit        10m00s  /etc/p.toml:5",
     ]
 
 
 def test_values_are_shown_as_people_write_them() -> None:
-    """Seen: `{ sms = 26 }` as "1M", a weight of 3 as "3.0", 10 shares as "10.0s", a size of 1G as "12427d13h", and a
-    table by device and a list as Python has them."""
+    """Seen: 26 multiprocessors as "1M", a weight of 3 as "3.0", 10 shares as "10.0s", a size of 1G as "12427d13h", and
+    a table by device and a list as Python has them."""
     text = """
 [limits]
-threads = { sms = 26 }
-memory = { 0 = "20G", 1 = "3.5G", "GPU-1" = "10%" }
+active_threads = 26
+memory_limit = { 0 = "20G", 1 = "3.5G", "GPU-1" = "10%" }
 max_runtime = "never"
 [user.a]
-threads = { weight = 3 }
-memory = { 0 = "1G", 1 = "1G" }
+active_threads = { weight = 3 }
+memory_limit = { 0 = "1G", 1 = "1G" }
 [user.b]
-threads = { clients = 4, rule = "double" }
-memory = { 1 = "1G" }
+active_threads = { clients = 4, rule = "double" }
+memory_limit = { 1 = "1G" }
 max_clients = 7
 [instance.one]
 devices = ["GPU-1", "GPU-2"]
 users = ["a", "b"]
-bypass_exempt = []
-apart_users = 9
+outside_mps_exempt = []
+max_users = 9
 [history]
-size = "1G"
+max_size = "1G"
 [kubernetes]
 shares = 10
 """

@@ -88,5 +88,5 @@ def test_tab_completes_verbs_and_options(shell: str, served: Served, tmp_path: P
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} here")
     with keyboard(shell, served, tmp_path) as keys:
-        keys.types("mpsagent-cli client term\t501 --dry\t\n")
+        keys.types("mpsagent-cli termi\t50\t --dry\t\n")
         keys.shows("Client 501 of alice at server 500 would be ended")

@@ -57,7 +57,7 @@ def seen(rows: list[Session], kind: str = "client") -> list[tuple[Any, ...]]:
     return [(one.pid or one.uid, after(one.came), after(one.passed), after(one.ended), one.outcome) for one in found]
 
 
-TURNS = '[switch]\nafter = "3s"\ngrace = "1s"\n'
+TURNS = '[turn]\ntime_limit = "3s"\ngrace = "1s"\n'
 TWO = came((10, 1001, 0.0, 20.0), (20, 1002, 5.0, 2.0))
 
 
@@ -77,16 +77,16 @@ def test_a_turn_ends_when_the_policy_says() -> None:
 
 WAYS = {
     TURNS: [(10, 0, 0, 9, "ended"), (20, 5, 9, 11, "ok")],
-    '[switch]\nafter = "1h"\n': [(10, 0, 0, 20, "ok"), (20, 5, 20, 22, "ok")],
-    '[instance.a]\nsharing = "together"\n': [(10, 0, 0, 20, "ok"), (20, 5, 5, 7, "ok")],
-    '[instance.a]\nsharing = "apart"\n': [(10, 0, 0, 20, "ok"), (20, 5, 5, 7, "ok")],
-    '[instance.a]\nserver = "shared"\n[switch]\naction = "pause"\nslice = "3s"\n': [
+    '[turn]\ntime_limit = "1h"\n': [(10, 0, 0, 20, "ok"), (20, 5, 20, 22, "ok")],
+    '[instance.a]\nsharing = "one-server"\n': [(10, 0, 0, 20, "ok"), (20, 5, 5, 7, "ok")],
+    '[instance.a]\nsharing = "per-user"\n': [(10, 0, 0, 20, "ok"), (20, 5, 5, 7, "ok")],
+    '[instance.a]\nserver_scope = "all"\n[turn]\non_expiry = "pause"\npause_slice = "3s"\n': [
         (10, 0, 0, 22, "ok"), (20, 5, 5, 7, "ok"),
     ],
     '[user.u1002]\naccess = "deny"\n': [(10, 0, 0, 20, "ok"), (20, 5, None, 5, "refused")],
-    TURNS + 'enforce = false\n': [(10, 0, 0, 20, "ok"), (20, 5, 20, 22, "ok")],
-    f"enforce = false\n{TURNS}": [(10, 0, 0, 20, "ok"), (20, 5, 5, 7, "ok")],
-    '[limits]\nmax_runtime = "4s"\n[switch]\nafter = "1h"\n': [(10, 0, 0, 4, "ended"), (20, 5, 5, 7, "ok")],
+    TURNS + '[user.u1001]\nmode = "report"\n': [(10, 0, 0, 20, "ok"), (20, 5, 20, 22, "ok")],
+    f"mode = 'report'\n{TURNS}": [(10, 0, 0, 20, "ok"), (20, 5, 5, 7, "ok")],
+    '[limits]\nmax_runtime = "4s"\n[turn]\ntime_limit = "1h"\n': [(10, 0, 0, 4, "ended"), (20, 5, 5, 7, "ok")],
 }  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def test_two_users_under_each_policy(text: str) -> None:
 def test_turns_and_pauses_are_rows_too() -> None:
     rows = trial(TURNS, TWO)
     assert seen(rows, "turn")[:2] == [(1001, 0, 0, 9, "forced"), (1002, 9, 9, None, None)]
-    rows = trial('[instance.a]\nserver = "shared"\n[switch]\naction = "pause"\nslice = "3s"\n', TWO)
+    rows = trial('[instance.a]\nserver_scope = "all"\n[turn]\non_expiry = "pause"\npause_slice = "3s"\n', TWO)
     assert seen(rows, "pause") == [(1001, 5, 5, 7, "resumed")]
 
 
@@ -111,13 +111,13 @@ def test_a_users_bound_holds_as_at_the_gate() -> None:
 def test_a_pid_that_came_again_and_one_that_never_worked() -> None:
     """The second 20 comes while the first one waits here. Who left without having worked leaves when it did."""
     rows = [*TWO, *came((20, 1002, 10.0, 2.0)), Session(9, "client", None, 1003, 30, T + 6, None, T + 8, "left")]
-    found = trial('[switch]\nafter = "1h"\n', rows)
+    found = trial('[turn]\ntime_limit = "1h"\n', rows)
     assert seen(found)[1:] == [(20, 5, 20, 22, "ok"), (30, 6, None, 8, "left"), (20, 10, 20, 22, "ok")]
 
 
 def test_what_has_not_ended_goes_on() -> None:
     rows = [*TWO, Session(9, "client", None, 1003, 30, T + 6, T + 6, None, None)]
-    found = trial('[switch]\nafter = "1h"\n', rows, until=T + 60)
+    found = trial('[turn]\ntime_limit = "1h"\n', rows, until=T + 60)
     assert seen(found)[2] == (30, 6, 22, None, None)
 
 
@@ -131,7 +131,7 @@ def test_a_month_takes_no_more_decisions_than_an_hour(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Core, "receive_all", counted)
     rows = came((10, 1001, 0.0, 30 * 86400.0), (20, 1002, 5.0, 2.0))
-    trial('[switch]\naction = "none"\n', rows, until=T + 40 * 86400)
+    trial('[turn]\non_expiry = "none"\n', rows, until=T + 40 * 86400)
 
 
 @pytest.mark.parametrize("name", recordings.names())
@@ -141,7 +141,7 @@ def test_the_same_log_gives_the_same_rows(name: str) -> None:
     for line in merged(io.BytesIO(logs.control), io.BytesIO(logs.server), UTC):
         found.feed(line)
     rows = found.finish()
-    text = '[limits]\nthreads = 30\nmemory = "25%"\n[switch]\nafter = "2s"\ngrace = "1s"\n'
+    text = '[limits]\nactive_threads = "30%"\nmemory_limit = "25%"\n[turn]\ntime_limit = "2s"\ngrace = "1s"\n'
     first = trial(text, rows, found.last)
     assert first == trial(text, rows, found.last)
     assert all(one.why for one in first if one.outcome in ("ended", "refused"))
@@ -188,14 +188,14 @@ def test_the_program_says_it_in_both_forms_draws_it_and_refuses_a_bad_policy(tmp
     assert "1 process: 725; user 1001 had the GPU" in page
     run(*words, "--svg", tmp_path / "picture.svg")
     assert "process 710 was ended" in (tmp_path / "picture.svg").read_text()
-    policy.write_text("[switch]\nafter = soon\n")
+    policy.write_text("[turn]\nafter = soon\n")
     done = run(*words)
     assert (done.returncode, "the policy is not valid" in done.stderr) == (2, True)
 
 
 def test_without_logs_it_is_of_the_history(tmp_path: Path) -> None:
     """There one works, and another waits all the time."""
-    (tmp_path / "p").write_text('[instance.a]\nsharing = "together"\n')
+    (tmp_path / "p").write_text('[instance.a]\nsharing = "one-server"\n')
     with serve() as served:
         body = json.loads(program.run(served, "replay", "--policy", str(tmp_path / "p"), "--json").stdout)
         assert program.run(served, "replay", "--since", "1d").returncode == 2, "the history as it is: timeline, report"

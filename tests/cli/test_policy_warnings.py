@@ -83,14 +83,14 @@ def test_names_that_no_name_service_can_take() -> None:
 def test_all_warnings_in_the_order_of_the_file() -> None:
     """What `policy check` prints."""
     made = policy(
-        "[limits]\nthreads = { sms = 500 }\n[user.rooot]\nthreads = 5\n[hooks]\nbefore_end = '/no/where'\n"
-        "[group.root]\nthreads = 3\n"
+        "[limits]\nactive_threads = 500\n[user.rooot]\nactive_threads = '5%'\n[hooks]\npre_terminate = '/no/where'\n"
+        "[group.root]\nactive_threads = '3%'\n"
     )
     found = asyncio.run(warnings(made, [H200]))
     assert [(one.line, one.key) for one in found] == [
-        (2, "limits.threads"),
+        (2, "limits.active_threads"),
         (3, "user.rooot"),
-        (6, "hooks.before_end"),
+        (6, "hooks.pre_terminate"),
     ]
 
 
@@ -99,11 +99,11 @@ def test_a_name_service_that_hangs_costs_its_warnings_only(monkeypatch: pytest.M
     released = threading.Event()
     monkeypatch.setattr(policy_warnings, "known", lambda *_: released.wait(60))
     try:
-        made = policy("[limits]\nthreads = { sms = 500 }\n[user.rooot]\n")
+        made = policy("[limits]\nactive_threads = 500\n[user.rooot]\n")
         found = asyncio.run(warnings(made, [H200], deadline=0.05))
     finally:
         released.set()
-    assert [one.key for one in found] == ["limits.threads"]
+    assert [one.key for one in found] == ["limits.active_threads"]
 
 
 @pytest.mark.root
@@ -119,7 +119,14 @@ def test_a_program_of_another_user_is_warned_about(tmp_path: Path) -> None:
 
 def test_a_user_whose_groups_leave_no_room_is_warned_of() -> None:
     """root is in the group root wherever there is one: what the name service says is held against the totals."""
-    made = policy("[user.root]\nthreads = 70\n[group.root]\nthreads = 20\ntotal_threads = 60\n")
+    made = policy(
+        "[user.root]\nactive_threads = '70%'\n[group.root]\nactive_threads = '20%'\ntotal_active_threads = '60%'\n"
+    )
     found = asyncio.run(warnings(made, []))
     assert [(one.line, one.problem[:39]) for one in found] == [(5, "no client process of root ever fits: th")]
-    assert asyncio.run(warnings(policy("[group.root]\nthreads = 20\n[user.root]\ntotal_threads = 60\n"), [])) == ()
+    assert (
+        asyncio.run(
+            warnings(policy("[group.root]\nactive_threads = '20%'\n[user.root]\ntotal_active_threads = '60%'\n"), [])
+        )
+        == ()
+    )

@@ -345,7 +345,7 @@ def test_who_is_not_named_is_not_said_to_be_never_served(
     known; user 1000 was not. What another policy would have done is not told: nothing is decided on a guess."""
     (tmp_path / "control.log").write_bytes(control)
     (tmp_path / "server.log").write_bytes(OLD_SERVER)
-    (tmp_path / "policy.toml").write_text('[switch]\nafter = "1s"\ngrace = "0s"\n')
+    (tmp_path / "policy.toml").write_text('[turn]\ntime_limit = "1s"\ngrace = "0s"\n')
     words = ["--control", str(tmp_path / "control.log"), "--server", str(tmp_path / "server.log")]
     body = replay(*words, "--policy", str(tmp_path / "policy.toml"))
     assert [(one["pid"], one["uid"], one["outcome"], one["waited"]) for one in body["sessions"]] == [

@@ -190,7 +190,7 @@ def test_its_start_is_cheap(tmp_path: Path) -> None:
         "-m",
         "mpsagent.cli.main",
         "run",
-        "--wait-at-most",
+        "--timeout",
         "10m",
         "--",
         "true",

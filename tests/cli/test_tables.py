@@ -26,7 +26,11 @@ SUMS = {
     "counted": 1234567.8, "busy": 1234567.8, "utilization": 1.0, "shared": True, "energy": 1.8e10,
     "memory_used": 139 << 30,
 }  # fmt: skip
-ORIGIN = {"file": "/etc/mpsagent/policy.d/50-molecular-dynamics.toml", "line": 117, "key": "group.md.total_threads"}
+ORIGIN = {
+    "file": "/etc/mpsagent/policy.d/50-molecular-dynamics.toml",
+    "line": 117,
+    "key": "group.md.total_active_threads",
+}
 CHANGE = {"key": "total_threads", "before": {"written": 20, "value": 20}, "after": {"written": 30, "value": 30},
           "where": "/etc/mpsagent/policy.d/50-molecular-dynamics.toml:117"}  # fmt: skip
 ALL_ON_ONE = """
@@ -43,7 +47,7 @@ VERBS = [
     ["status"], ["servers"], ["clients"], ["queue"], ["events"], ["events", "--since", "30d"], ["report"],
     ["report", "--by", "group"],
     ["report", "--by", "day"], ["report", "--by", "job"], ["policy", "explain", "alice"], ["policy", "show"],
-    ["policy", "diff"], ["lease", "list"], ["client", "terminate", "501", "--dry-run"],
+    ["policy", "diff"], ["lease", "list"], ["terminate", "501", "--dry-run"],
 ]  # fmt: skip
 
 
@@ -60,11 +64,14 @@ class Large(StandIn):
         self.state = replace(state.changed(servers=servers), identities=identities, clients=clients)
         self.memory = {1234567: 77 << 30}
         self.happen("action.failed", action="TerminateClient", reason="the turn of user 20001 is over, and two wait",
-                    rule="switch.after", pid=1234567, uid=USER, server=500, ok=False, text="silent")  # fmt: skip
+                    rule="turn.time_limit", pid=1234567, uid=USER, server=500, ok=False, text="silent")  # fmt: skip
         self.given = [{
-            "id": 1, "name": "slurm-1234567_890", "uid": USER, "user": NAMES[USER], "pid": None, "threads": 37.5,
-            "cgroup": "/system.slice/slurmstepd.scope/job_1234567", "memory": {"": 20 << 30}, "clients": [1234567],
-            "until": "2026-11-23T00:00:00+00:00", "total_threads": None, "total_memory": None, "max_clients": None,
+            "id": 1, "name": "slurm-1234567_890", "uid": USER, "user": NAMES[USER], "pid": None,
+            "active_threads": "37.5%",
+            "cgroup": "/system.slice/slurmstepd.scope/job_1234567", "memory_limit": {"": 20 << 30},
+            "clients": [1234567],
+            "until": "2026-11-23T00:00:00+00:00", "total_active_threads": None, "total_memory_limit": None,
+            "max_clients": None,
         }]  # fmt: skip
 
     async def report(self, by: str, first: str, last: str, job: str | None = None) -> Any:
@@ -75,12 +82,12 @@ class Large(StandIn):
 
     async def explain(self, user: str, cgroup: str | None = None) -> Any:
         return {"user": NAMES[USER], "uid": USER, "groups": ["molecular-dynamics"],
-                "total_threads": {"value": 60, "from": ORIGIN}}  # fmt: skip
+                "total_active_threads": {"value": "60%", "from": ORIGIN}}  # fmt: skip
 
     def policy(self) -> Any:
         return {
             **super().policy(),
-            "sections": {"group.molecular-dynamics.total_threads": {"value": 60, "from": ORIGIN}},
+            "sections": {"group.molecular-dynamics.total_active_threads": {"value": "60%", "from": ORIGIN}},
         }
 
     async def policy_diff(self) -> Any:

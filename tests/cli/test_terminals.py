@@ -27,15 +27,15 @@ def test_a_closed_output_is_as_good_as_none(served: Served, words: str) -> None:
 
 def test_who_cannot_be_asked_is_not(served: Served) -> None:
     """A closed input is no terminal."""
-    done = by_a_shell(served, "restart <&-")
+    done = by_a_shell(served, "restart-mps <&-")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "say --yes" in done.stderr
 
 
 def test_errors_may_be_closed_too(served: Served) -> None:
     """The connection to the agent must not become the stream for errors, or the other way round."""
-    done = by_a_shell(served, "client terminate 777 2>&-")
-    assert (done.returncode, done.stdout) == (2, "")
+    done = by_a_shell(served, "terminate 777 2>&-")
+    assert (done.returncode, done.stdout) == (6, "")
     assert by_a_shell(served, "status <&- 2>&-").stdout.startswith("● mpsagent")
 
 
@@ -64,7 +64,7 @@ def test_bytes_that_are_no_text_are_asked_for_as_they_are(served: Served, words:
 
 def test_a_word_that_is_no_number_is_called_so(served: Served) -> None:
     """It was "not a valid integer range"."""
-    for words in (["client", "terminate", "train"], ["events", "-n", "x"], ["lease", "end", "x"]):
+    for words in (["terminate", "train"], ["events", "-n", "x"], ["lease", "delete", "x"]):
         done = run(served, *words)
         assert (done.returncode, "is not a valid number" in done.stderr) == (2, True), done.stderr
 

@@ -39,21 +39,21 @@ LOOK = 1.0  # the observer
 
 POLICY = """
 [limits]
-threads = 50
-memory = "10G"
+active_threads = '50%'
+memory_limit = "10G"
 [user.alice]
-threads = 60
-memory = "20G"
+active_threads = '60%'
+memory_limit = "20G"
 [user.bob]
-threads = 20
-memory = "4G"
-[switch]
-after = "10s"
+active_threads = '20%'
+memory_limit = "4G"
+[turn]
+time_limit = "10s"
 grace = "5s"
 """
 PATIENT = POLICY.replace('"10s"', '"1h"')
-SHARED = '[instance.gpu]\nserver = "shared"\n'
-TOGETHER = '[instance.gpu]\nsharing = "together"\n'
+SHARED = '[instance.gpu]\nserver_scope = "all"\n'
+TOGETHER = '[instance.gpu]\nsharing = "one-server"\n'
 
 
 def policy(text: str = POLICY) -> Policy:
@@ -152,7 +152,7 @@ class Stage:
     def up(self) -> Stage:
         self.start_agent()
         self.run(1.0)
-        assert self.mps.control or self.policy.sharing == "apart"
+        assert self.mps.control or self.policy.sharing == "per-user"
         return self
 
     def start_agent(self) -> None:
@@ -362,9 +362,9 @@ class Stage:
         assert self.together or len(table.users) <= 1
         for one in table.users.values():
             rules = self.policy.rules(self.identities.get(one.uid) or Identity(one.uid, NAMES[one.uid]))
-            exact = rules.limits((H200,)) if rules.enforce_limits else Limits()
+            exact = rules.limits((H200,)) if rules.enforce else Limits()
             assert one.limits == exact, (one, exact)
-            assert rules.access == "allow" or not rules.enforce_limits
+            assert rules.access == "allow" or not rules.enforce
 
     def _check_refusal(self, said: link.Refuse) -> None:
         assert self.core is not None
@@ -604,7 +604,7 @@ class Stage:
 
     def reload(self, text: str) -> None:
         self.text, self.policy = text, self._policy(text)
-        if self.policy.sharing == "apart":  # users of another way work on until they end
+        if self.policy.sharing == "per-user":  # users of another way work on until they end
             self.together = self.overlaps = True
         self.feed(inp.PolicyChanged(self.now, self.policy))
 

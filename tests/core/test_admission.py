@@ -317,7 +317,7 @@ def test_a_changed_policy_holds_for_who_comes_next(shared: bool) -> None:
     stage = Stage(PATIENT, shared=shared).up()
     stage.client(ALICE)
     stage.run(1)
-    stage.reload(PATIENT.replace("threads = 60", "threads = 30"))
+    stage.reload(PATIENT.replace("active_threads = '60%'", "active_threads = '30%'"))
     stage.run(0.1)
     second = stage.client(ALICE)
     stage.run(1)
@@ -325,7 +325,7 @@ def test_a_changed_policy_holds_for_who_comes_next(shared: bool) -> None:
 
 
 def test_one_user_may_be_left_out_of_the_limits() -> None:
-    stage = Stage(PATIENT + "[user.carol]\nenforce = false\n").up()
+    stage = Stage(PATIENT + "[user.carol]\nmode = 'report'\n").up()
     carol = stage.client(CAROL)
     stage.run(1)
     assert stage.given(carol)[0].threads == 100.0
@@ -379,7 +379,7 @@ def test_the_first_client_that_a_later_agent_knows_is_not_taken_for_the_servers_
 
 def test_who_is_admitted_is_told_in_one_table_for_everybody() -> None:
     """With nobody's limits enforced the defaults are left alone."""
-    stage = Stage("enforce = false\n" + POLICY).up()
+    stage = Stage("mode = 'report'\n" + POLICY).up()
     stage.client(ALICE)
     stage.run(1)
     tables = stage.actions(link.Admissions)

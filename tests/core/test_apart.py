@@ -15,7 +15,7 @@ from mpsagent.core.sentences import sentence
 from mpsagent.core.waiting import waiting
 from tests.core.harness import ALICE, BOB, CAROL, POLICY, TOGETHER, Stage
 
-APART = '[instance.gpu]\nsharing = "apart"\napart_idle_timeout = "60s"\n'
+APART = '[instance.gpu]\nsharing = "per-user"\ndaemon_idle_timeout = "60s"\n'
 DENY = '[user.carol]\naccess = "deny"\n'
 
 
@@ -121,14 +121,14 @@ def test_users_work_at_once_and_a_lane_that_has_ended_is_taken_away() -> None:
 
 
 def test_no_more_users_than_may_be_apart_have_one_at_a_time() -> None:
-    stage = of_alice("apart_users = 1\n")
+    stage = of_alice("max_users = 1\n")
     alice, bob = stage.client(ALICE), stage.client(BOB)
     stage.run(2)
     assert stage.working(alice)
     assert not stage.working(bob)
     assert stage.core is not None
     (why,) = (one.why for one in waiting(stage.core.view(None), stage.now))
-    assert (why.word, "apart_users = 1" in why.text) == ("apart", True)
+    assert (why.word, "max_users = 1" in why.text) == ("daemon", True)
     stage.ends(alice)
     stage.run(1)
     assert stage.working(bob)
@@ -168,7 +168,7 @@ def test_a_daemon_that_does_not_start_is_not_forgotten_with_who_was_refused_and_
 
 
 def test_a_daemon_that_does_not_start_takes_no_place_from_another_user() -> None:
-    stage = of_alice("apart_users = 1\n")
+    stage = of_alice("max_users = 1\n")
     failing(stage)
     stage.start_fails = False
     bob = stage.client(BOB)
@@ -220,7 +220,7 @@ def test_an_agent_that_comes_anew_finds_users_where_they_were() -> None:
 
 
 def test_who_outlives_daemon_and_agent_keeps_no_place_from_another_user() -> None:
-    stage = of_alice("apart_users = 1\n")
+    stage = of_alice("max_users = 1\n")
     alice, bob = stage.client(ALICE, stays=True), stage.client(BOB)
     stage.run(2)
     assert stage.working(alice)
@@ -233,7 +233,7 @@ def test_who_outlives_daemon_and_agent_keeps_no_place_from_another_user() -> Non
     assert stage.procs.get(alice.pid) is alice
 
 
-@pytest.mark.parametrize("way", ["turns", "together"])
+@pytest.mark.parametrize("way", ["turns", "one-server"])
 def test_another_way_of_sharing_takes_hold_when_the_clients_have_ended(way: str) -> None:
     stage = of_alice()
     alice = stage.client(ALICE)
@@ -247,7 +247,7 @@ def test_another_way_of_sharing_takes_hold_when_the_clients_have_ended(way: str)
     assert not stage.daemons[None].control
     assert stage.core is not None
     reasons = [one.why for lane in stage.core.state.lanes for one in waiting(stage.core.view(lane), stage.now)]
-    assert {why.word for why in reasons} == {"apart"}
+    assert {why.word for why in reasons} == {"daemon"}
     stage.ends(alice)
     stage.run(5)
     assert set(stage.daemons) == {None}
@@ -298,21 +298,21 @@ def test_the_old_way_holds_until_nothing_works_and_then_the_daemon_ends() -> Non
     assert stage.working(bob)  # on a daemon of his own
     assert stage.core is not None
     assert not stage.core.view().control_alive
-    assert stage.core.view().sharing == "apart"
+    assert stage.core.view().sharing == "per-user"
 
 
 @pytest.mark.parametrize(
-    "before", ['sharing = "turns"\n', 'sharing = "turns"\nserver = "shared"\n', 'sharing = "together"\n']
+    "before", ['sharing = "turns"\n', 'sharing = "turns"\nserver_scope = "all"\n', 'sharing = "one-server"\n']
 )
 def test_reports_alone_let_all_users_work_from_the_reload_on(before: str) -> None:
-    """`enforce = false` in the middle of the day: bob waited for alice, whose turn had no end any more."""
+    """`mode = 'report'` in the middle of the day: bob waited for alice, whose turn had no end any more."""
     way = f"[instance.gpu]\n{before}"
-    stage = Stage(POLICY + way, shared="shared" in way, together="together" in way).up()
+    stage = Stage(POLICY + way, shared='"all"' in way, together="one-server" in way).up()
     alice = stage.client(ALICE)
     stage.run(2)
     waits = stage.client(BOB)
     stage.run(1)
-    stage.reload(f"enforce = false\n{POLICY}{way}")
+    stage.reload(f"mode = 'report'\n{POLICY}{way}")
     stage.together = stage.overlaps = True
     stage.run(5)
     carol = stage.client(CAROL)
@@ -324,8 +324,8 @@ def test_reports_alone_let_all_users_work_from_the_reload_on(before: str) -> Non
 
 
 def test_paused_users_go_on_when_each_gets_a_control_daemon() -> None:
-    pause = POLICY.replace("[switch]", '[switch]\naction = "pause"\nslice = "2s"')
-    stage = Stage(f'{pause}[instance.gpu]\nsharing = "turns"\nserver = "shared"\n', pausing=True).up()
+    pause = POLICY.replace("[turn]", '[turn]\non_expiry = "pause"\npause_slice = "2s"')
+    stage = Stage(f'{pause}[instance.gpu]\nsharing = "turns"\nserver_scope = "all"\n', pausing=True).up()
     alice = stage.client(ALICE)
     stage.run(3)
     bob = stage.client(BOB)
@@ -362,7 +362,7 @@ def test_who_comes_while_it_ends_is_told_that_it_ends() -> None:
 def test_an_idle_user_is_ended_only_when_another_user_needs_its_place(places: int, ended: bool) -> None:
     """Another user waits 0.2 s for a control daemon of its own, and nobody needs the place of the idle one."""
     idle = POLICY.replace("[limits]", '[limits]\nidle_timeout = "60s"')
-    stage = Stage(f"{idle}{APART}apart_users = {places}\n", together=True)
+    stage = Stage(f"{idle}{APART}max_users = {places}\n", together=True)
     stage.start_agent()
     stage.run(5)
     alice = stage.client(ALICE)
@@ -378,7 +378,7 @@ def test_an_idle_user_is_ended_only_when_another_user_needs_its_place(places: in
 
 def test_a_quit_that_was_not_heard_of_again_is_sent_again() -> None:
     """Its front-end was lost. Everybody would be held for a control daemon that is not ending."""
-    stage = Stage(f'{POLICY}[instance.gpu]\nsharing = "turns"\nserver = "own"\n').up()
+    stage = Stage(f'{POLICY}[instance.gpu]\nsharing = "turns"\nserver_scope = "user"\n').up()
     carry_out, lost = stage._do, list[act.QuitControl]()
 
     def loses(action: act.Action) -> None:
@@ -399,7 +399,7 @@ def test_a_quit_that_was_not_heard_of_again_is_sent_again() -> None:
 
 
 def test_servers_for_all_that_did_not_start_refuse_nobody_once_each_user_has_a_control_daemon() -> None:
-    stage = Stage(f'{POLICY}[instance.gpu]\nsharing = "together"\nserver = "shared"\n', together=True).up()
+    stage = Stage(f'{POLICY}[instance.gpu]\nsharing = "one-server"\nserver_scope = "all"\n', together=True).up()
     stage.mps.can_start = False
     bob = stage.client(BOB)
     stage.run(600)
@@ -420,7 +420,7 @@ def test_servers_for_all_that_did_not_start_refuse_nobody_once_each_user_has_a_c
 
 def test_a_control_daemon_for_all_that_failed_refuses_nobody_once_each_user_has_one() -> None:
     """The policy was changed because of it, and all users were refused all the same, until the agent's next start."""
-    stage = Stage(f'{POLICY}[instance.gpu]\nsharing = "turns"\nserver = "own"\n', together=True)
+    stage = Stage(f'{POLICY}[instance.gpu]\nsharing = "turns"\nserver_scope = "user"\n', together=True)
     stage.start_fails = True
     stage.start_agent()
     stage.run(300)

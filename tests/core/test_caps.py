@@ -99,7 +99,7 @@ def test_nobody_is_ended_for_being_idle_in_a_drain() -> None:
 
 
 def test_what_is_not_enforced_is_only_reported_once() -> None:
-    stage = Stage(IDLE.replace("[limits]", "[limits]\nenforce = false")).up()
+    stage = Stage(IDLE.replace("[user.alice]", "[user.alice]\nmode = 'report'")).up()
     stage.client(ALICE)
     stage.run(1)
     stage.client(BOB)
@@ -115,8 +115,8 @@ def test_what_is_not_enforced_is_only_reported_once() -> None:
     ("rule", "says"), [('access = "deny"', "denies user 1003"), ("max_clients = 1", "may have 1 client at a time")]
 )
 def test_whom_the_gate_keeps_out_it_lets_in_where_nothing_is_enforced(rule: str, says: str) -> None:
-    """`enforce = false` promises that nothing is enforced; what would have been is on record, once for each client."""
-    stage = Stage(f"enforce = false\n{PATIENT}[user.carol]\n{rule}\n").up()
+    """`mode = 'report'` promises that nothing is enforced; what would have been is on record, once for each client."""
+    stage = Stage(f"mode = 'report'\n{PATIENT}[user.carol]\n{rule}\n").up()
     crowd = [stage.client(CAROL)]
     stage.run(1)
     crowd.append(stage.client(CAROL))
@@ -129,24 +129,24 @@ def test_whom_the_gate_keeps_out_it_lets_in_where_nothing_is_enforced(rule: str,
     assert says in reports[0].reason
 
 
-@pytest.mark.parametrize(("rule", "ended"), [("report", 0), ("memory", 0), ("terminate", 1)])
+@pytest.mark.parametrize(("rule", "ended"), [("report", 0), ("terminate-memory", 0), ("terminate", 1)])
 def test_what_becomes_of_a_client_that_passes_its_thread_limit(rule: str, ended: int) -> None:
-    stage = Stage(PATIENT + f'[user.carol]\nover_limits = "{rule}"\n').up()
+    stage = Stage(PATIENT + f'[user.carol]\non_limit_exceeded = "{rule}"\n').up()
     carol, other = stage.client(CAROL), stage.client(CAROL)
     stage.lifts = {carol.pid: inp.Lifts(carol.start, threads=True)}
     stage.run(9)
     assert stage.working(carol)
     stage.run(21)
     reports = stage.reports("client.unlimited")
-    assert [(one.pid, one.uid, one.rule) for one in reports] == [(carol.pid, CAROL, "user.carol.over_limits")]
+    assert [(one.pid, one.uid, one.rule) for one in reports] == [(carol.pid, CAROL, "user.carol.on_limit_exceeded")]
     asked = stage.actions(act.TerminateClient)
-    assert [(one.pid, one.rule) for one in asked] == [(carol.pid, "user.carol.over_limits")] * ended
+    assert [(one.pid, one.rule) for one in asked] == [(carol.pid, "user.carol.on_limit_exceeded")] * ended
     assert stage.working(other)
     assert stage.working(carol) == (not ended)
 
 
 def test_a_client_without_a_thread_limit_passes_none() -> None:
-    stage = Stage(PATIENT + '[user.carol]\nthreads = 100\nover_limits = "terminate"\n').up()
+    stage = Stage(PATIENT + '[user.carol]\nactive_threads = "100%"\non_limit_exceeded = "terminate"\n').up()
     carol = stage.client(CAROL)
     stage.lifts = {carol.pid: inp.Lifts(carol.start, threads=True)}
     stage.run(30)
@@ -155,13 +155,13 @@ def test_a_client_without_a_thread_limit_passes_none() -> None:
 
 
 def test_one_that_would_be_ended_for_passing_its_limit_is_reported_where_limits_are_not_enforced() -> None:
-    stage = Stage(PATIENT.replace("[limits]", '[limits]\nenforce = false\nover_limits = "terminate"')).up()
+    stage = Stage("mode = 'report'\n" + PATIENT.replace("[limits]", '[limits]\non_limit_exceeded = "terminate"')).up()
     carol = stage.client(CAROL)
     stage.lifts = {carol.pid: inp.Lifts(carol.start, threads=True)}
     stage.run(30)
     assert stage.working(carol)
     (report,) = stage.reports("client.over")
-    assert (report.pid, report.rule) == (carol.pid, "limits.over_limits")
+    assert (report.pid, report.rule) == (carol.pid, "limits.on_limit_exceeded")
     assert "does not enforce this" in report.reason
 
 

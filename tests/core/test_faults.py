@@ -13,7 +13,7 @@ from mpsagent.mps import events as ev
 from mpsagent.policy.identity import Identity
 from tests.core.harness import ALICE, BOB, PATIENT, Stage
 
-TRIAL = '[limits]\nthreads = 30\nmemory = "10G"\n[switch]\nafter = "1h"\n'
+TRIAL = '[limits]\nactive_threads = "30%"\nmemory_limit = "10G"\n[turn]\ntime_limit = "1h"\n'
 both = pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 
 
@@ -42,7 +42,7 @@ def test_who_comes_is_held_and_served_when_it_is_over(shared: bool) -> None:
 
 @both
 def test_a_leftover_that_ignores_its_error_ends_after_its_time(shared: bool) -> None:
-    """hang.fault (15 s), SIGTERM, kill_grace (5 s), SIGKILL; no terminate_client, which would block the daemon."""
+    """fault_recovery (15 s), SIGTERM, sigkill_delay (5 s), SIGKILL; no terminate_client, it would block the daemon."""
     stage = Stage(PATIENT, shared=shared).up()
     alice = stage.client(ALICE, stubborn=True)
     stage.run(1)
@@ -171,9 +171,9 @@ def test_a_fault_that_this_agent_did_not_see_begin_is_seen_all_the_same() -> Non
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["turns", "together"])
-@pytest.mark.parametrize("where", ["[user.alice]\nenforce = false\n", "[group.trial]\nenforce = false\n"])
+@pytest.mark.parametrize("where", ["[user.alice]\nmode = 'report'\n", "[group.trial]\nmode = 'report'\n"])
 def test_a_user_on_trial_does_not_hold_up_all_others_with_a_fault(where: str, together: bool) -> None:
-    """One user's `enforce = false` is about that user's limits and turns. A server in FAULT serves nobody."""
+    """One user's `mode = 'report'` is about that user's limits and turns. A server in FAULT serves nobody."""
     stage = Stage(TRIAL + where, together=together)
     stage.identities[ALICE] = Identity(ALICE, "alice", ("trial",))
     stage.up()
@@ -187,7 +187,7 @@ def test_a_user_on_trial_does_not_hold_up_all_others_with_a_fault(where: str, to
     assert stage.working(bob)
 
 
-@pytest.mark.parametrize("where", ["enforce = false\n", "[hang]\nenforce = false\n"])
+@pytest.mark.parametrize("where", ["mode = 'report'\n"])
 def test_a_fault_that_nothing_ends_is_reported_once_and_is_a_problem(where: str) -> None:
     """It was silent: `status` said that the policy is not enforced, and `queue` named the fault for an hour."""
     stage = Stage(f"{where}{TRIAL}", together=True).up()
@@ -199,7 +199,7 @@ def test_a_fault_that_nothing_ends_is_reported_once_and_is_a_problem(where: str)
     stage.run(600)
     assert alice.pid in stage.procs
     (report,) = stage.reports("client.over")
-    assert (report.pid, report.rule) == (alice.pid, "hang.fault")
+    assert (report.pid, report.rule) == (alice.pid, "timeouts.fault_recovery")
     assert "does not enforce this" in report.reason
     assert stage.core is not None
     told = []
@@ -225,12 +225,12 @@ def test_a_fault_is_no_problem_while_it_is_being_ended() -> None:
 
 
 def test_the_forced_end_of_a_server_is_reported_once_where_hangs_are_only_reported() -> None:
-    stage = Stage(f"[hang]\nenforce = false\n{TRIAL}").up()
+    stage = Stage(f"mode = 'report'\n{TRIAL}").up()
     alice = stage.client(ALICE)
     stage.run(1)
     fault(stage)
     stage.run(1)
-    next(iter(stage.mps.servers.values())).sticky.add(0)
+    next(iter(stage.daemons[ALICE].servers.values())).sticky.add(0)
     stage.ends(alice)
     stage.run(600)
     assert len([one for _, one in stage.done if isinstance(one, act.ShutdownServer) and one.force]) == 1

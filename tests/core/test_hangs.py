@@ -112,7 +112,7 @@ def test_a_reason_names_no_user_where_none_is_known(shared: bool, whose: str) ->
 
 def test_a_hand_over_that_stands_still_is_the_gates_to_end_before_a_server_is_killed() -> None:
     """MPS answers nobody until that client has met its server, and the policy has little patience."""
-    stage = Stage(PATIENT + '[hang]\ncontrol = "0.5s"\n').up()
+    stage = Stage(PATIENT + '[timeouts]\ncontrol_daemon = "0.5s"\n').up()
     alice = stage.client(ALICE)
     stage.run(1)
     stage.client(BOB)
@@ -492,10 +492,10 @@ CHANGES = (
 
 
 def test_hangs_may_be_reported_only() -> None:
-    stage = Stage(PATIENT + "[hang]\nenforce = false\n").up()
+    stage = Stage("mode = 'report'\n" + PATIENT).up()
     stage.client(ALICE)
     stage.run(1)
-    stage.mps.servers[server_of(stage)].stopped = True
+    next(iter(stage.daemons[ALICE].servers.values())).stopped = True
     stage.run(300)
     assert stage.actions(*CHANGES) == []
     assert [a for _, a in stage.done if isinstance(a, act.KillServer)]
@@ -503,7 +503,7 @@ def test_hangs_may_be_reported_only() -> None:
 
 def test_without_enforcement_nothing_is_changed() -> None:
     """All users work at once, whatever the policy says. A fault and a limit of time are only reported."""
-    text = "enforce = false\n" + POLICY + '[user.carol]\nmax_runtime = "1s"\n[instance.gpu]\nsharing = "turns"\n'
+    text = "mode = 'report'\n" + POLICY + '[user.carol]\nmax_runtime = "1s"\n[instance.gpu]\nsharing = "turns"\n'
     stage = Stage(text, together=True).up()
     carol = stage.client(CAROL)
     stage.run(3)

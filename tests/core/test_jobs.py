@@ -12,21 +12,22 @@ from mpsagent.gate.places import KEPT
 from mpsagent.mps.limits import Limits, Total
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.shares import Lease, Share
+from mpsagent.policy.values import Percent
 from mpsagent.wire import link
 from tests.core.harness import ALICE, BOB, Stage
 
 TEXT = """
 [limits]
-threads = 20
+active_threads = '20%'
 [user.alice]
-threads = 20
-total_threads = 60
+active_threads = '20%'
+total_active_threads = '60%'
 [cgroup."/jobs/small"]
-threads = 5
+active_threads = '5%'
 [cgroup."/jobs"]
-threads = 40
-[switch]
-after = "never"
+active_threads = '40%'
+[turn]
+time_limit = "never"
 """
 both = pytest.mark.parametrize("together", [False, True], ids=["turns", "together"])
 
@@ -59,7 +60,7 @@ def test_a_process_keeps_what_it_was_let_in_with() -> None:
     stage = Stage(TEXT).up()
     proc = stage.client(ALICE, cgroup="/jobs/small", contexts=4)
     stage.run(0.153)
-    stage.reload(TEXT.replace("threads = 5", "threads = 9"))
+    stage.reload(TEXT.replace("active_threads = '5%'", "active_threads = '9%'"))
     stage.run(1)
     assert threads(stage, proc) == [5.0] * 5
 
@@ -95,7 +96,7 @@ def test_what_jobs_have_counts_for_the_total() -> None:
 
 
 def test_who_comes_in_a_crowd_is_told_of_to_the_gate_a_few_at_a_time() -> None:
-    stage = Stage(TEXT.replace("total_threads = 60\n", ""), together=True).up()
+    stage = Stage(TEXT.replace("total_active_threads = '60%'\n", ""), together=True).up()
     draw = random.Random(5)
     crowd = [stage.client(draw.choice((ALICE, BOB)), cgroup=draw.choice(["/jobs/small", "/a"])) for _ in range(200)]
     for _ in range(60):
@@ -124,7 +125,7 @@ def test_without_an_agent_no_new_process_passes_with_limits_that_may_not_be_its_
 
 
 def test_only_reported_limits_stay_off() -> None:
-    stage = Stage(TEXT.replace("threads = 20\n[user", "threads = 20\nenforce = false\n[user")).up()
+    stage = Stage("mode = 'report'\n" + TEXT).up()
     proc = stage.client(BOB, cgroup="/jobs/small")
     stage.run(1)
     assert stage.given(proc)[0] == Limits()
@@ -133,7 +134,9 @@ def test_only_reported_limits_stay_off() -> None:
 def test_processes_that_may_not_pass_anyway_take_no_other_users_place() -> None:
     """16 users with one client each and eight more that wait took all places in the table that names processes: a 17th
     was not served in 600 s, with 16 of 48 places used."""
-    stage = Stage(TEXT.replace("threads = 20\n[user", "threads = 2\nmax_clients = 1\n[user", 1), together=True)
+    stage = Stage(
+        TEXT.replace("active_threads = '20%'\n[user", "active_threads = '2%'\nmax_clients = 1\n[user", 1), together=True
+    )
     uids = range(2001, 2018)
     stage.identities.update({uid: Identity(uid, f"user{uid}") for uid in uids})
     stage.up()
@@ -149,18 +152,18 @@ def test_processes_that_may_not_pass_anyway_take_no_other_users_place() -> None:
 
 TOTALS = """
 [limits]
-threads = 10
-memory = "2G"
+active_threads = '10%'
+memory_limit = "2G"
 [user.bob]
 max_clients = 2
 [cgroup."/jobs/*"]
-total_threads = 30
+total_active_threads = '30%'
 [cgroup."/mem"]
-total_memory = "5G"
+total_memory_limit = "5G"
 [cgroup."/few"]
 max_clients = 1
-[switch]
-after = "never"
+[turn]
+time_limit = "never"
 """
 
 
@@ -219,7 +222,7 @@ def test_a_job_is_under_its_users_and_over_several_users() -> None:
 
 def test_who_waits_for_a_total_is_told_that_mps_gives_no_process_less() -> None:
     """40 % are six processes of 5: MPS gives each of them 8 of an H200's multiprocessors."""
-    stage = Stage('[cgroup."/jobs/*"]\nthreads = 5\ntotal_threads = 40\n', together=True).up()
+    stage = Stage('[cgroup."/jobs/*"]\nactive_threads = "5%"\ntotal_active_threads = "40%"\n', together=True).up()
     crowd = [stage.client(ALICE, cgroup="/jobs/1") for _ in range(8)]
     stage.run(3)
     assert [stage.working(one) for one in crowd] == [True] * 6 + [False] * 2
@@ -232,7 +235,9 @@ def test_who_waits_for_a_total_is_told_that_mps_gives_no_process_less() -> None:
 @both
 def test_a_launcher_takes_no_part_of_its_cgroups_share(together: bool) -> None:
     """The share is that of one process, as a Slurm job has it by default."""
-    stage = Stage('[cgroup."/jobs/*"]\nthreads = 30\ntotal_threads = 30\nmax_clients = 1\n', together=together).up()
+    stage = Stage(
+        '[cgroup."/jobs/*"]\nactive_threads = "30%"\ntotal_active_threads = "30%"\nmax_clients = 1\n', together=together
+    ).up()
     launcher = stage.client(ALICE, cgroup="/jobs/1", contexts=0)
     stage.run(KEPT + 1)
     rank, late = (stage.client(ALICE, cgroup="/jobs/1") for _ in range(2))
@@ -251,7 +256,7 @@ def test_a_launcher_takes_no_part_of_its_cgroups_share(together: bool) -> None:
 
 def test_whom_the_gate_slows_down_learns_until_when() -> None:
     """By the gate's own word, which comes before what else bounds the user."""
-    stage = Stage("[limits]\nthreads = 60\ntotal_threads = 60\n", together=True).up()
+    stage = Stage("[limits]\nactive_threads = '60%'\ntotal_active_threads = '60%'\n", together=True).up()
     for _ in range(2):
         stage.client(ALICE)
     stage.run(1)
@@ -266,7 +271,7 @@ def test_whom_the_gate_slows_down_learns_until_when() -> None:
 
 
 def test_what_a_client_really_uses_counts_in_its_jobs_total() -> None:
-    stage = Stage(TOTALS.replace('"2G"', '"2G"\nover_limits = "report"', 1), together=True).up()
+    stage = Stage(TOTALS.replace('"2G"', '"2G"\non_limit_exceeded = "report"', 1), together=True).up()
     one = stage.client(ALICE, cgroup="/mem")
     stage.run(3)
     stage.feed(inp.MemorySeen(stage.now, {one.pid: {"GPU-0": 4 << 30}}))
@@ -282,7 +287,7 @@ def test_a_gate_and_an_agent_that_begin_anew_know_whose_the_processes_are() -> N
     stage = Stage(TOTALS, together=True).up()
 
     def lease(number: int) -> None:
-        share = Share(f"lease {number}", total_threads=20.0, job="slurm-17")
+        share = Share(f"lease {number}", total_threads=Percent(20.0), job="slurm-17")
         whole = Lease(number, share, stage.now, stage.now + 1000, 0, cgroup="/slurm/job_17", name="slurm-17")
         stage.feed(inp.LeaseEnded(stage.now, number - 1, 0), inp.LeaseGiven(stage.now, whole))
 
@@ -309,7 +314,7 @@ def test_a_job_that_is_given_again_has_nothing_of_the_one_before_that_it_does_no
     """The same name for another cgroup and user: whoever works on from the first one keeps nobody of the second."""
     stage = Stage(TOTALS, together=True).up()
     for number, uid, cgroup in ((1, ALICE, "/slurm/job_17"), (2, BOB, "/slurm/again_17")):
-        share = Share(f"lease {number}", total_threads=10.0, job="slurm-17")
+        share = Share(f"lease {number}", total_threads=Percent(10.0), job="slurm-17")
         lease = Lease(number, share, stage.now, stage.now + 1000, 0, uid, cgroup, name="slurm-17")
         stage.feed(inp.LeaseEnded(stage.now, number - 1, 0), inp.LeaseGiven(stage.now, lease))
         crowd = [stage.client(uid, cgroup=cgroup) for _ in range(2)]
@@ -334,7 +339,7 @@ def test_a_job_has_its_total_also_over_users_whom_nobody_can_name() -> None:
 
 def test_a_long_name_of_a_cgroup_is_a_short_one_in_the_gates_table() -> None:
     """Users name cgroups, and with long names the jobs of a table would be too much for one message."""
-    stage = Stage(TOTALS + '[cgroup."job-*"]\ntotal_threads = 10\n', together=True).up()
+    stage = Stage(TOTALS + '[cgroup."job-*"]\ntotal_active_threads = "10%"\n', together=True).up()
     crowd = [stage.client(ALICE, cgroup=f"/{chr(0x1F600) * 500}{n}/job-1") for n in (1, 2, 2)]
     stage.run(1)
     assert [stage.working(one) for one in crowd] == [True, True, False]

@@ -16,7 +16,7 @@ from tests.core.harness import ALICE, BOB, PATIENT, POLICY, Stage
 from tests.core.toy import Proc
 
 both = pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
-HOOK = PATIENT + '[hooks]\nbefore_end = "/usr/bin/true"\n'
+HOOK = PATIENT + '[hooks]\npre_terminate = "/usr/bin/true"\n'
 
 
 def order(stage: Stage, proc: Proc, *, at_once: bool = True) -> None:
@@ -117,7 +117,9 @@ def test_no_signal_before_the_request_is_answered_or_over_its_deadline() -> None
     began = stage.now
     order(stage, victim)
     stage.run(14.9)
-    assert steps(stage, began) == [(0.0, "terminate")]  # hang.terminate and hang.control: an executor that says nothing
+    assert steps(stage, began) == [
+        (0.0, "terminate")
+    ]  # timeouts.client_terminate and timeouts.control_daemon: an executor that says nothing
     stage.run(1)
     assert steps(stage, began)[1] == (15.0, "SIGTERM")
     assert stage.working(neighbour)
@@ -204,7 +206,7 @@ def test_the_next_agent_goes_on_where_the_last_one_was() -> None:
 def test_a_restart_during_a_hook_sends_no_signal_to_a_working_client() -> None:
     """The flag of the hook that ran was kept as "MPS was asked": SIGTERM in the middle of a kernel hurt every neighbour
     on the server. The hook gets the rest of its deadline."""
-    stage = Stage(HOOK + 'deadline = "30s"\n', together=True).up()
+    stage = Stage(HOOK + 'timeout = "30s"\n', together=True).up()
     stage.hook_takes = 20.0
     victim, bob = stage.client(ALICE), stage.client(BOB)
     stage.run(1)
@@ -262,7 +264,7 @@ def test_a_restart_after_the_answer_leaves_the_client_its_time() -> None:
 
 def test_an_order_to_end_a_client_now_does_not_wait_for_its_hook() -> None:
     """It did nothing while the hook hung."""
-    stage = Stage(HOOK + 'deadline = "60s"\n').up()
+    stage = Stage(HOOK + 'timeout = "60s"\n').up()
     stage.hook_takes = 60.0
     victim = stage.client(ALICE)
     stage.run(1)
@@ -375,7 +377,7 @@ def test_a_climb_stops_when_its_rule_is_enforced_no_longer() -> None:
     stage.run(1)
     stage.client(1002)
     stage.run(15.05)
-    stage.reload("enforce = false\n" + POLICY)
+    stage.reload("mode = 'report'\n" + POLICY)
     before = len(stage.actions(act.SignalClient))
     stage.run(60)
     assert len(stage.actions(act.SignalClient)) == before

@@ -11,21 +11,21 @@ from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
 from mpsagent.mps.limits import Limits
 from mpsagent.policy.shares import Lease, Share
-from mpsagent.policy.values import Share as Part
+from mpsagent.policy.values import Percent
 from tests.core.harness import ALICE, BOB, Stage
 from tests.core.toy import Proc
 
 TEXT = """
 [limits]
-threads = 20
-memory = "4G"
+active_threads = '20%'
+memory_limit = "4G"
 [user.alice]
-threads = 60
+active_threads = '60%'
 [user.bob]
-threads = 20
-total_threads = 60
-[switch]
-after = "never"
+active_threads = '20%'
+total_active_threads = '60%'
+[turn]
+time_limit = "never"
 """
 GIB = 1 << 30
 
@@ -35,7 +35,7 @@ def started() -> Stage:
 
 
 def give(stage: Stage, number: int, seconds: float, threads: float, **whose: object) -> None:
-    lease = Lease(number, Share(f"lease {number}", threads), stage.now, stage.now + seconds, 0, **whose)  # type: ignore[arg-type]
+    lease = Lease(number, Share(f"lease {number}", Percent(threads)), stage.now, stage.now + seconds, 0, **whose)  # type: ignore[arg-type]
     stage.feed(inp.LeaseGiven(stage.now, lease))
     stage.run(0.1)
 
@@ -101,7 +101,7 @@ def test_it_can_be_ended_before() -> None:
 
 
 def test_the_last_one_that_fits_counts_and_comes_before_the_policy() -> None:
-    stage = Stage(TEXT + '[cgroup."/a"]\nthreads = 7\n', together=True).up()
+    stage = Stage(TEXT + '[cgroup."/a"]\nactive_threads = "7%"\n', together=True).up()
     assert threads(stage, stage.client(ALICE, cgroup="/a")) == 7.0
     give(stage, 1, 50, 30.0, cgroup="/a")
     give(stage, 2, 50, 9.0, uid=ALICE)
@@ -114,15 +114,15 @@ def test_the_last_one_that_fits_counts_and_comes_before_the_policy() -> None:
     [(((9, 1), (5, 3), (1, 1)), True), (((5, 3),), True), (((9, 1), (5, 4)), False), ((), False)],
 )
 def test_a_process_and_what_descends_from_it(lineage: tuple[tuple[int, int], ...], fits: bool) -> None:
-    lease = Lease(1, Share("lease 1", 5.0), 0.0, 9.0, 0, process=(5, 3))
+    lease = Lease(1, Share("lease 1", Percent(5.0)), 0.0, 9.0, 0, process=(5, 3))
     assert lease.fits(ALICE, None, lineage) is fits
-    assert not Lease(1, Share("lease 1", 5.0), 0.0, 9.0, 0, uid=BOB, process=(5, 3)).fits(ALICE, None, lineage)
+    assert not Lease(1, Share("lease 1", Percent(5.0)), 0.0, 9.0, 0, uid=BOB, process=(5, 3)).fits(ALICE, None, lineage)
 
 
 def test_the_fail_safe_limits_are_not_more_than_a_lease_gives() -> None:
     stage = started()
     assert stage.gate.table.fail_safe == Limits(20.0, {0: 4 * GIB})
-    share = Share("lease 1", 5.0, {"": GIB})
+    share = Share("lease 1", Percent(5.0), {"": GIB})
     stage.feed(inp.LeaseGiven(stage.now, Lease(1, share, stage.now, stage.now + 9, 0, uid=ALICE)))
     stage.run(1)
     assert stage.gate.table.fail_safe == Limits(5.0, {0: GIB})
@@ -130,7 +130,7 @@ def test_the_fail_safe_limits_are_not_more_than_a_lease_gives() -> None:
 
 def test_another_agent_goes_on_with_them() -> None:
     stage = started()
-    share = Share("lease 3", 30.0, {"": 5 * GIB, "0": GIB}, 60.0, Part(25.0), 3, job="lease 3")
+    share = Share("lease 3", Percent(30.0), {"": 5 * GIB, "0": GIB}, Percent(60.0), Percent(25.0), 3, job="lease 3")
     whole = Lease(3, share, stage.now, stage.now + 50, 7, ALICE, "/a", (5, 3))
     stage.feed(
         inp.LeaseGiven(stage.now, whole), inp.LeaseGiven(stage.now, Lease(4, share, 0.0, stage.now + 9, 0, uid=1))

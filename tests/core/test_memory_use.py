@@ -16,7 +16,7 @@ from tests.core.test_pause import PAUSE, started
 from tests.core.toy import Proc
 
 ENDS = PATIENT  # the default
-TELLS = PATIENT.replace("[limits]", '[limits]\nover_limits = "report"')
+TELLS = PATIENT.replace("[limits]", '[limits]\non_limit_exceeded = "report"')
 LIMIT = 10 * GIB
 """Carol's, by the policy."""
 EVERY = 2.0
@@ -55,7 +55,7 @@ def test_it_is_named_at_the_first_look_and_ended_after_ten_seconds_in_sum() -> N
     assert stage.actions(act.TerminateClient) == []
     looks(stage, carol, LIMIT + GIB)
     (asked,) = stage.actions(act.TerminateClient)
-    assert (asked.pid, asked.rule) == (carol.pid, "limits.over_limits")
+    assert (asked.pid, asked.rule) == (carol.pid, "limits.on_limit_exceeded")
     assert asked.reason == f"client {carol.pid} of user {CAROL} uses 11G on device 0, and was given 10G"
     assert not stage.working(carol)
     assert stage.working(other)
@@ -107,7 +107,7 @@ def test_nobody_is_ended_where_nvml_says_nothing() -> None:
 def test_nobody_is_ended_once_limits_are_not_enforced() -> None:
     stage, carol = started_with(ENDS)
     looks(stage, carol, LIMIT + GIB)
-    stage.reload(ENDS.replace("[limits]", "[limits]\nenforce = false"))
+    stage.reload("mode = 'report'\n" + ENDS)
     looks(stage, carol, *[LIMIT + GIB] * 20)
     assert stage.working(carol)
     (report,) = stage.reports("client.over")
@@ -151,7 +151,7 @@ def test_a_later_agent_judges_by_the_most_that_was_given() -> None:
     """A reload that lowers the limit reaches the next context of a process. What it was given before is the gate's to
     know, and a later agent ended it for that."""
     stage, carol = started_with(ENDS)
-    stage.reload(ENDS.replace('memory = "10G"', 'memory = "5G"'))
+    stage.reload(ENDS.replace('memory_limit = "10G"', 'memory_limit = "5G"'))
     stage.run(1)
     stage.gate.knock(carol)
     stage.run(5)
@@ -167,7 +167,7 @@ def test_a_later_agent_judges_by_the_most_that_was_given() -> None:
 
 def test_limits_that_are_not_known_end_no_client() -> None:
     """mpsagent was removed and installed again: the strictest limits were taken for the client's own."""
-    stage, carol = started_with(ENDS + "[user.dave]\nmemory = '1G'\n")
+    stage, carol = started_with(ENDS + "[user.dave]\nmemory_limit = '1G'\n")
     stage.kill_agent()
     stage.gate.forget()
     stage.identities = {}
@@ -184,7 +184,7 @@ def test_limits_that_are_not_known_end_no_client() -> None:
 
 def test_one_that_is_paused_goes_on_before_it_is_asked_to_end() -> None:
     """A stopped client cannot answer, and its unanswered end is a fault for its neighbours (X13)."""
-    stage = started(PAUSE.replace("[limits]", '[limits]\nover_limits = "terminate"'))
+    stage = started(PAUSE.replace("[limits]", '[limits]\non_limit_exceeded = "terminate"'))
     alice = stage.client(ALICE)
     stage.run(25)
     stage.client(BOB)
@@ -200,7 +200,7 @@ def test_one_that_is_paused_goes_on_before_it_is_asked_to_end() -> None:
 
 
 def test_a_total_counts_what_is_really_in_use_where_that_is_more() -> None:
-    stage = Stage(PATIENT + '[user.carol]\ntotal_memory = "20G"\n').up()
+    stage = Stage(PATIENT + '[user.carol]\ntotal_memory_limit = "20G"\n').up()
     carol = stage.client(CAROL)
     stage.run(5)
     looks(stage, carol, LIMIT + 5 * GIB)
@@ -211,8 +211,7 @@ def test_a_total_counts_what_is_really_in_use_where_that_is_more() -> None:
     view = stage.core.view()
     (why,) = (one.why for one in waiting(view, stage.now))
     assert why.text == "this user's total is in use: 15G of 20G on device 0, the next process needs 10G" + (
-        f"; only this user's own process {carol.pid} can make room: wait, or run "
-        f"mpsagent-cli client terminate {carol.pid}"
+        f"; only this user's own process {carol.pid} can make room: wait, or run mpsagent-cli terminate {carol.pid}"
     )
     looks(stage, carol, LIMIT)
     stage.run(5)

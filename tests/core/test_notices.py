@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import fields
 
 from mpsagent.core import actions as act
-from tests.core.harness import ALICE, BOB, POLICY, Stage
+from tests.core.harness import ALICE, BOB, CAROL, POLICY, Stage
 
-TELLS = POLICY.replace("[limits]", "[limits]\nterminal = true")
+TELLS = POLICY.replace("[limits]", "[limits]\nnotify_terminal = true")
 
 
 def told(stage: Stage) -> list[tuple[int, str]]:
@@ -34,7 +34,7 @@ def test_who_waits_is_told_once_and_again_when_served_and_who_has_to_go_before()
 
 
 def test_who_waited_for_a_place_apart_is_told_when_it_has_the_gpu() -> None:
-    apart = '[instance.gpu]\nsharing = "apart"\napart_users = 1\n'
+    apart = '[instance.gpu]\nsharing = "per-user"\nmax_users = 1\n'
     stage = Stage(TELLS + apart, together=True)
     stage.start_agent()
     stage.run(1)
@@ -46,13 +46,13 @@ def test_who_waited_for_a_place_apart_is_told_when_it_has_the_gpu() -> None:
     stage.run(5)
     assert stage.working(bob)
     assert [(pid, text.partition(",")[0]) for pid, text in told(stage)] == [
-        (bob.pid, "waits for the GPU: no more users may have a control daemon of their own (apart_users = 1)"),
+        (bob.pid, "waits for the GPU: no more users may have a control daemon of their own (max_users = 1)"),
         (bob.pid, "has the GPU now"),
     ]
 
 
-def test_without_the_key_nobody_is_told() -> None:
-    stage = Stage(POLICY).up()
+def test_a_policy_may_keep_terminals_quiet() -> None:
+    stage = Stage(POLICY.replace("[limits]", "[limits]\nnotify_terminal = false")).up()
     stage.client(ALICE)
     stage.run(1)
     stage.client(BOB)
@@ -76,3 +76,33 @@ def test_no_action_says_what_its_record_says_already() -> None:
     """Each line on a terminal ended in a fault of the agent's own: two texts for one record."""
     own = {"at", "action", "begun", "ok", "text"}
     assert not [kind for kind in act.Action.__subclasses__() if own & {field.name for field in fields(kind)}]
+
+
+DENIES = f'{POLICY}[user.carol]\naccess = "deny"\n'
+
+
+def test_a_refused_process_learns_the_reason_before_the_error() -> None:
+    """It exits at its error, and has no terminal any more. One process in a minute: a line costs a helper."""
+    stage = Stage(DENIES).up()
+    carol = stage.client(CAROL)
+    stage.run(1)
+    ((pid, text),) = told(stage)
+    assert (pid, "the policy denies user 1003 MPS" in text) == (carol.pid, True)
+    assert stage.refused == [CAROL]
+    kinds = [type(one) for _, one in stage.done if isinstance(one, act.Tell) or "denies" in one.reason]
+    assert kinds == [act.Tell, act.TellGate]
+    for _ in range(5):
+        stage.client(CAROL)
+    stage.run(1)
+    assert (len(told(stage)), len(stage.refused)) == (1, 6)
+    stage.run(60)
+    stage.client(CAROL)
+    stage.run(1)
+    assert (len(told(stage)), len(stage.refused)) == (2, 7)
+
+
+def test_a_line_that_cannot_be_written_holds_no_refusal_up() -> None:
+    stage = Stage(DENIES.replace("[limits]", "[limits]\nnotify_terminal = false")).up()
+    stage.client(CAROL)
+    stage.run(1)
+    assert (told(stage), stage.refused) == ([], [CAROL])

@@ -1,4 +1,4 @@
-"""`enforce = false`: every client that would be held or terminated is reported, once for each rule."""
+"""`mode = 'report'`: every client that would be held or terminated is reported, once for each rule."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import pytest
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.policy.shares import Lease, Share
+from mpsagent.policy.values import Percent
 from tests.core.harness import ALICE, BOB, PATIENT, Stage
 
 CHANGES = act.TerminateClient, act.SignalClient, act.QuitControl
-TOGETHER = '[instance.gpu]\nsharing = "together"\nserver = "shared"\n'
-TURNS = '[instance.gpu]\nsharing = "turns"\nserver = "shared"\n'
-APART = '[instance.gpu]\nsharing = "apart"\nserver = "own"\n'
+TOGETHER = '[instance.gpu]\nsharing = "one-server"\nserver_scope = "all"\n'
+TURNS = '[instance.gpu]\nsharing = "turns"\nserver_scope = "all"\n'
+APART = '[instance.gpu]\nsharing = "per-user"\nserver_scope = "user"\n'
 
 
 def reported(stage: Stage) -> list[tuple[int, str]]:
@@ -27,13 +28,13 @@ def reported(stage: Stage) -> list[tuple[int, str]]:
     ("rule", "keys"),
     [
         ("max_clients = 2", ["user.carol.max_clients"]),
-        ("threads = 30\ntotal_threads = 60", ["user.carol.total_threads"]),
-        ('memory = "10G"\ntotal_memory = "20G"', ["user.carol.total_memory"]),
+        ("active_threads = '30%'\ntotal_active_threads = '60%'", ["user.carol.total_active_threads"]),
+        ('memory_limit = "10G"\ntotal_memory_limit = "20G"', ["user.carol.total_memory_limit"]),
         ("max_contexts = 2", ["user.carol.max_contexts"]),
         ('access = "deny"', ["user.carol.access"] * 3),
     ],
 )
-@pytest.mark.parametrize("off", ["enforce = false\n{}", "{}enforce = false\n"], ids=["everywhere", "for one user"])
+@pytest.mark.parametrize("off", ["mode = 'report'\n{}", "{}mode = 'report'\n"], ids=["everywhere", "for one user"])
 def test_a_process_beyond_what_its_user_may_have_is_reported(rule: str, keys: list[str], off: str) -> None:
     stage = Stage(off.format(f"{PATIENT}{TOGETHER}[user.carol]\n{rule}\n"), together=True).up()
     crowd = []
@@ -46,12 +47,15 @@ def test_a_process_beyond_what_its_user_may_have_is_reported(rule: str, keys: li
     assert reported(stage) == sorted((one.pid, key) for one, key in zip(over, keys, strict=True))
 
 
-@pytest.mark.parametrize("given", [{"max_clients": 1}, {"threads": 20.0, "total_threads": 20.0}])
+LINES = "max_clients = 1\n", "active_threads = '20%'\ntotal_active_threads = '20%'\n"
+
+
+@pytest.mark.parametrize("given", [{"max_clients": 1}, {"threads": Percent(20.0), "total_threads": Percent(20.0)}])
 @pytest.mark.parametrize("how", ["cgroup", "lease"])
 def test_a_process_beyond_what_its_job_may_have_is_reported(given: dict[str, float], how: str) -> None:
-    text = f"enforce = false\n{PATIENT}{TOGETHER}"
+    text = f"mode = 'report'\n{PATIENT}{TOGETHER}"
     if how == "cgroup":
-        text += '[cgroup."/job"]\n' + "".join(f"{key} = {value:g}\n" for key, value in given.items())
+        text += '[cgroup."/job"]\n' + LINES["total_threads" in given]
     stage = Stage(text, together=True).up()
     if how == "lease":
         share = Share("lease 1", **given, job="lease 1")  # type: ignore[arg-type]
@@ -62,7 +66,7 @@ def test_a_process_beyond_what_its_job_may_have_is_reported(given: dict[str, flo
     outside = stage.client(BOB)
     stage.run(60)
     assert all(stage.working(one) for one in [*crowd, outside])
-    key = "total_threads" if "total_threads" in given else "max_clients"
+    key = "total_active_threads" if "total_threads" in given else "max_clients"
     source = 'cgroup."/job"' if how == "cgroup" else "lease 1"
     assert reported(stage) == [(crowd[1].pid, f"{source}.{key}")]
 
@@ -70,16 +74,20 @@ def test_a_process_beyond_what_its_job_may_have_is_reported(given: dict[str, flo
 @pytest.mark.parametrize(
     ("way", "more", "key"),
     [
-        (TURNS, "", "switch.after"),
-        (TOGETHER, "[user.bob]\nmax_clients = 1\n", "user.bob.max_clients"),
-        (TOGETHER, "[user.bob]\nthreads = 20\ntotal_threads = 20\n", "user.bob.total_threads"),
+        (TURNS, "", "turn.time_limit"),
+        (TOGETHER, "max_clients = 1\n", "user.bob.max_clients"),
+        (
+            TOGETHER,
+            "active_threads = '20%'\ntotal_active_threads = '20%'\n",
+            "user.bob.total_active_threads",
+        ),
         (APART, "", "instance.gpu.sharing"),
     ],
     ids=["in another user's turn", "beyond max_clients", "beyond a total", "at another user's daemon"],
 )
 def test_a_client_that_came_through_another_process_is_reported(way: str, more: str, key: str) -> None:
-    off, part = ("enforce = false\n", "") if way == APART else ("", "enforce = false\n")
-    text = f'{off}[limits]\n{part}memory = "10G"\n[switch]\n{part}after = "1h"\n'
+    off, part = ("mode = 'report'\n", "") if way == APART else ("", "mode = 'report'\n")
+    text = f'{off}[limits]\nmemory_limit = "10G"\n[turn]\ntime_limit = "1h"\n[user.bob]\n{part}'
     stage = Stage(f"{text}{more}{way}", together=way != TURNS, shared=True)
     stage.start_agent()
     stage.run(1)
@@ -97,7 +105,10 @@ def test_a_client_that_came_through_another_process_is_reported(way: str, more: 
 
 def test_a_client_that_came_through_another_process_and_fits_is_not_reported() -> None:
     """Its limits are not set, and count as those that it would have."""
-    text = '[limits]\nenforce = false\nmemory = "10G"\n[user.bob]\nthreads = 20\ntotal_threads = 60\n'
+    text = (
+        '[limits]\nmemory_limit = "10G"\n[user.bob]\nmode = "report"\nactive_threads = "20%"\n'
+        'total_active_threads = "60%"\n'
+    )
     stage = Stage(f"{text}{TOGETHER}", together=True).up()
     alice = stage.client(ALICE)
     stage.run(3)

@@ -17,12 +17,12 @@ from tests.core.toy import Proc
 
 PAUSE = """
 [limits]
-threads = 50
-memory = "10G"
-[switch]
-action = "pause"
-slice = "20s"
-after = "1m"
+active_threads = '50%'
+memory_limit = "10G"
+[turn]
+on_expiry = "pause"
+pause_slice = "20s"
+time_limit = "1m"
 grace = "5s"
 """
 TERMINATE = PAUSE.replace('"pause"', '"terminate"')
@@ -115,7 +115,7 @@ def test_new_processes_of_a_paused_user_are_held_until_its_turn() -> None:
 
 
 def test_a_user_who_is_exempt_or_goes_by_another_action_is_not_paused() -> None:
-    for text in ("switch.exempt = true", 'switch.action = "none"', "switch.enforce = false"):
+    for text in ("turn.never_preempt = true", 'turn.on_expiry = "none"'):
         stage = started(PAUSE + f"[user.alice]\n{text}\n")
         stage.client(ALICE)
         stage.run(25)
@@ -145,7 +145,7 @@ def test_a_frozen_client_has_no_gpu_time_and_is_not_idle() -> None:
 
 def test_memory_that_does_not_fit_both_is_seen_and_the_turn_ends_otherwise() -> None:
     """100 of 140 GiB in use, and bob may use 60: alice is warned, and ended after `after` and `grace`."""
-    stage = started(PAUSE + '[user.bob]\nmemory = "60G"\n')
+    stage = started(PAUSE + '[user.bob]\nmemory_limit = "60G"\n')
     alice = stage.client(ALICE)
     stage.run(25)
     stage.feed(inp.MemorySeen(stage.now, {alice.pid: {"GPU-0": 100 * GIB}}))
@@ -161,7 +161,7 @@ def test_memory_that_does_not_fit_both_is_seen_and_the_turn_ends_otherwise() -> 
 
 
 def test_behind_a_turn_that_neither_pauses_nor_ends_no_time_is_promised() -> None:
-    stage = started(PAUSE.replace("[switch]", '[switch]\notherwise = "none"') + '[user.bob]\nmemory = "60G"\n')
+    stage = started(PAUSE.replace("[turn]", '[turn]\npause_fallback = "none"') + '[user.bob]\nmemory_limit = "60G"\n')
     alice = stage.client(ALICE)
     stage.run(25)
     stage.client(BOB)
@@ -183,7 +183,7 @@ def test_what_nvml_does_not_say_is_counted_by_the_limits() -> None:
     stage.client(BOB)
     stage.run(5)
     assert not stage.actions(act.Freeze)
-    stage = started(PAUSE.replace('memory = "10G"', ""))
+    stage = started(PAUSE.replace('memory_limit = "10G"', ""))
     stage.client(ALICE)
     stage.run(25)
     bob = stage.client(BOB)
@@ -196,7 +196,7 @@ def test_what_nvml_does_not_say_is_counted_by_the_limits() -> None:
 
 def test_a_user_who_finds_no_room_beside_paused_ones_waits_for_their_turns_to_end() -> None:
     """alice and carol take turns; bob, who needs all, gets the GPU after `after` and `grace` of each."""
-    stage = started(PAUSE + '[user.bob]\nmemory = "135G"\n')
+    stage = started(PAUSE + '[user.bob]\nmemory_limit = "135G"\n')
     stage.client(ALICE)
     stage.client(CAROL)
     stage.run(30)
@@ -218,7 +218,7 @@ def test_a_process_that_does_not_stop_ends_the_pause() -> None:
     assert stage.reports("turn.not_paused")
     stage.run(70)
     assert stage.working(bob)
-    assert alice.pid not in stage.procs, "as switch.otherwise says"
+    assert alice.pid not in stage.procs, "as turn.pause_fallback says"
 
 
 def test_a_full_server_has_no_room_for_another_user() -> None:
@@ -267,7 +267,7 @@ def test_a_fault_thaws_everybody_and_ends_by_itself() -> None:
     stage.run(1)
     assert frozen(stage) == set()
     stage.run(40)
-    assert alice.pid not in stage.procs, "its error is sticky: it gets hang.fault to leave"
+    assert alice.pid not in stage.procs, "its error is sticky: it gets timeouts.fault_recovery to leave"
     bob = stage.client(BOB)
     stage.run(2)
     assert stage.working(bob)
@@ -286,7 +286,7 @@ def test_a_drain_thaws_everybody_and_they_take_turns_again_after_it() -> None:
     assert len(frozen(stage)) == 1
 
 
-@pytest.mark.parametrize("text", [PAUSE + "[user.alice]\nswitch.exempt = true\n", "enforce = false\n" + PAUSE])
+@pytest.mark.parametrize("text", [PAUSE + "[user.alice]\nturn.never_preempt = true\n", "mode = 'report'\n" + PAUSE])
 def test_another_policy_thaws_whom_it_does_not_pause(text: str) -> None:
     stage, _, _ = paused()
     stage.reload(text)
@@ -311,13 +311,13 @@ def test_who_is_paused_when_the_policy_ends_turns_otherwise_goes_on_with_the_nex
 def test_a_change_to_all_together_thaws_everybody() -> None:
     stage, alice, bob = paused()
     stage.together = True
-    stage.reload(PAUSE + '[instance.gpu]\nsharing = "together"\n')
+    stage.reload(PAUSE + '[instance.gpu]\nsharing = "one-server"\n')
     stage.run(0.5)
     assert frozen(stage) == set()
     assert stage.working(alice)
     assert stage.working(bob)
     stage.together = False
-    stage.reload(PAUSE + '[instance.gpu]\nserver = "shared"\n')
+    stage.reload(PAUSE + '[instance.gpu]\nserver_scope = "all"\n')
     stage.run(0.5)
     assert len(frozen(stage)) == 1, "one of them has the first turn"
 
@@ -344,14 +344,14 @@ def test_the_gate_away_and_nobody_at_work_leaves_nobody_frozen() -> None:
 
 def test_a_name_that_is_forgotten_thaws() -> None:
     """While it is not known which rules are a user's, none of them is paused."""
-    stage, alice, _ = paused(PAUSE + "[user.carol]\nthreads = 10\n")
+    stage, alice, _ = paused(PAUSE + "[user.carol]\nactive_threads = '10%'\n")
     stage.know(BOB, CAROL)
     stage.run(0.5)
     assert not alice.frozen
 
 
 def test_one_that_its_owner_resumes_is_frozen_again_a_few_times_and_then_ended() -> None:
-    stage, alice, bob = paused(PAUSE + '[user.bob]\nswitch.slice = "10m"\n')
+    stage, alice, bob = paused(PAUSE + '[user.bob]\nturn.pause_slice = "10m"\n')
     for _ in range(4):
         stage.owner_resumes(alice)
         stage.run(4)
@@ -412,10 +412,12 @@ def test_an_agent_that_dies_in_any_phase_leaves_nobody_frozen(delay: float, thaw
 # --- nobody starves, and a slice is a slice ---------------------------------------------------------------------------
 
 
-RANKS = "".join(f"[user.{name}]\npriority = 5\n" for name in ("bob", "carol", "dave"))
+RANKS = "".join(f"[user.{name}]\nqueue_priority = 5\n" for name in ("bob", "carol", "dave"))
 
 
-@pytest.mark.parametrize("queue", [RANKS, '[instance.gpu]\nserver = "shared"\nqueue = "fair"\n'], ids=["rank", "fair"])
+@pytest.mark.parametrize(
+    "queue", [RANKS, '[instance.gpu]\nserver_scope = "all"\nqueue_order = "fair-share"\n'], ids=["rank", "fair"]
+)
 def test_a_paused_user_has_turns_beside_users_who_come_and_go(queue: str) -> None:
     """Three users come before her by rank, each with one short job after the other: each is before her once, not
     again and again. That they had had their turns was forgotten while none of their connections was held."""
@@ -457,9 +459,9 @@ def test_a_turn_ends_at_its_time_also_between_two_processes_of_its_user(text: st
         ("", 60),
         ("max_contexts = 10", 60),
         ("max_clients = 4", 60),
-        ("threads = 5\ntotal_threads = 20", 60),
-        ('memory = "10G"\ntotal_memory = "40G"', 60),
-        ('memory = "10G"\nthreads = 5\ntotal_threads = 20', 20),
+        ("active_threads = '5%'\ntotal_active_threads = '20%'", 60),
+        ('memory_limit = "10G"\ntotal_memory_limit = "40G"', 60),
+        ('memory_limit = "10G"\nactive_threads = "5%"\ntotal_active_threads = "20%"', 20),
     ],
 )
 def test_a_user_is_paused_for_one_of_whose_processes_few_can_come_in_at_once(bound: str, processes: int) -> None:
@@ -491,7 +493,7 @@ def test_a_user_is_paused_for_a_job_of_whose_processes_few_can_come_in_at_once()
 
 def test_memory_beside_a_paused_user_is_that_of_the_processes_that_can_come_in() -> None:
     """Of two jobs of 60G each one alone is let in, by the user's total, and fits beside 70G; both do not."""
-    text = PAUSE.replace('"10G"', '"60G"\ntotal_memory = "60G"')
+    text = PAUSE.replace('"10G"', '"60G"\ntotal_memory_limit = "60G"')
     stage = started(text)
     alice = stage.client(ALICE)
     stage.run(25)
@@ -504,7 +506,7 @@ def test_memory_beside_a_paused_user_is_that_of_the_processes_that_can_come_in()
 
 def test_the_end_of_a_turn_that_would_be_a_pause_is_put_off_in_a_fault() -> None:
     """No process can be paused then. The user is not warned, and not ended, for what the fault alone prevents."""
-    text = PAUSE.replace('slice = "20s"', 'slice = "5s"').replace('after = "1m"', 'after = "6s"')
+    text = PAUSE.replace('pause_slice = "20s"', 'pause_slice = "5s"').replace('time_limit = "1m"', 'time_limit = "6s"')
     stage = started(text.replace('grace = "5s"', 'grace = "2s"'))
     alice = stage.client(ALICE)
     stage.run(2)

@@ -12,8 +12,8 @@ from mpsagent.core import transitions as tr
 from mpsagent.core import usage
 from tests.core.harness import ALICE, BOB, CAROL, DAVE, PATIENT, POLICY, USERS, Stage
 
-FAIR = '[instance.gpu]\nqueue = "fair"\n'
-RANKS = "[user.carol]\npriority = 5\n[user.dave]\npriority = 9\n"
+FAIR = '[instance.gpu]\nqueue_order = "fair-share"\n'
+RANKS = "[user.carol]\nqueue_priority = 5\n[user.dave]\nqueue_priority = 9\n"
 
 
 def one_after_the_other(stage: Stage) -> list[int]:
@@ -58,7 +58,7 @@ def test_who_has_the_gpu_keeps_it_as_long_as_the_policy_says() -> None:
     stage.run(4)
     assert stage.working(alice)
     assert not stage.reports("turn.warning")
-    stage.run(8)  # from Bob's arrival, not from Dave's: switch.after 10 s and grace 5 s
+    stage.run(8)  # from Bob's arrival, not from Dave's: turn.time_limit 10 s and grace 5 s
     assert stage.working(dave)
     (warning,) = stage.times_of_reports("turn.warning")
     assert 10 <= warning - stage.came[bob.pid] < 11

@@ -17,6 +17,7 @@ from mpsagent.core.view import View
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Limits
 from mpsagent.policy.shares import Lease, Share
+from mpsagent.policy.values import Percent
 from mpsagent.wire import link
 from tests.core.harness import ALICE, BOB, CAROL, PATIENT, TOGETHER, Stage
 from tests.core.toy import Proc
@@ -137,7 +138,7 @@ def test_it_has_the_limits_of_the_process_that_it_came_through() -> None:
     stage.run(0.5)
     stage.mps.leave(carrier)  # it never had anything, and no line names it
     stage.log_lag = lambda: 0.002
-    stage.reload(stage.text.replace("threads = 60", "threads = 10"))
+    stage.reload(stage.text.replace("active_threads = '60%'", "active_threads = '10%'"))
     assert stage.limits(ALICE) != before
     through = stage.relayed(ALICE, first)
     stage.run(NAMED_FOR + 3)
@@ -206,7 +207,7 @@ def test_who_comes_in_another_users_turn_is_ended(shared: bool) -> None:
     assert stage.mps.hurt == set()
 
 
-APART, DENY = '[instance.gpu]\nsharing = "apart"\n', f'{TOGETHER}[user.carol]\naccess = "deny"\n'
+APART, DENY = '[instance.gpu]\nsharing = "per-user"\n', f'{TOGETHER}[user.carol]\naccess = "deny"\n'
 
 
 @pytest.mark.parametrize(
@@ -216,7 +217,7 @@ APART, DENY = '[instance.gpu]\nsharing = "apart"\n', f'{TOGETHER}[user.carol]\na
 )
 def test_who_the_policy_denies_or_whose_daemon_it_is_not_is_ended(more: str, why: str, enforce: bool) -> None:
     """Through another user's process; where nothing is enforced it is only told."""
-    stage = Stage(f"enforce = {str(enforce).lower()}\n{PATIENT}{more}", together=True)
+    stage = Stage(f"mode = '{'enforce' if enforce else 'report'}'\n{PATIENT}{more}", together=True)
     stage.start_agent()
     stage.run(1)
     bob = at_work(stage, BOB)
@@ -320,10 +321,10 @@ def test_the_process_that_they_came_through_is_released_once_mps_says_that_it_ha
 
 @pytest.mark.parametrize("job", [False, True], ids=["user", "job"])
 def test_the_youngest_beyond_a_total_is_ended_and_nobody_who_passed_the_gate(job: bool) -> None:
-    own = "" if job else "total_threads = 80\n"
-    stage = Stage(PATIENT + f"[user.carol]\nthreads = 40\n{own}", together=True).up()
+    own = "" if job else "total_active_threads = '80%'\n"
+    stage = Stage(PATIENT + f"[user.carol]\nactive_threads = '40%'\n{own}", together=True).up()
     if job:
-        share = Share("lease 1", total_threads=80.0, job="slurm-17")
+        share = Share("lease 1", total_threads=Percent(80.0), job="slurm-17")
         stage.feed(inp.LeaseGiven(stage.now, Lease(1, share, stage.now, stage.now + 99, 0, 1003, name="slurm-17")))
     first = at_work(stage, 1003)
     carrier(stage, 1003)
@@ -331,7 +332,10 @@ def test_the_youngest_beyond_a_total_is_ended_and_nobody_who_passed_the_gate(job
     stage.run(3)
     assert stage.working(first)
     (asked,) = stage.actions(act.TerminateClient)
-    assert (asked.pid, asked.rule) == (younger.pid, "lease 1.total_threads" if job else "user.carol.total_threads")
+    assert (asked.pid, asked.rule) == (
+        younger.pid,
+        "lease 1.total_active_threads" if job else "user.carol.total_active_threads",
+    )
     assert older.pid in stage.procs
 
 

@@ -33,18 +33,18 @@ def test_a_process_is_one_session_from_its_coming_to_its_end() -> None:
     found = told(
         client(10.0, "waiting"),
         client(14.0, "connected", waited=4.0, limits=limits, lease=3, job="train"),
-        (20.0, "action.done", {"action": "TerminateClient", "pid": 5, "rule": "switch.after", "reason": "it is over"}),
+        (20.0, "action.done", {"action": "TerminateClient", "pid": 5, "rule": "turn.time_limit", "reason": "over"}),
         client(21.0, "ended", outcome="ended", seconds=7.0),
     )  # fmt: skip
     (one,) = found.values()
     assert row(one) == (10.0, 14.0, 21.0, "ended")
-    assert (one.why, one.job) == ("it is over", "train")
-    assert one.more == {"limits": limits, "lease": 3, "rule": "switch.after"}
+    assert (one.why, one.job) == ("over", "train")
+    assert one.more == {"limits": limits, "lease": 3, "rule": "turn.time_limit"}
 
 
 @pytest.mark.parametrize(("kind", "why"), [("action.done", "it is over"), ("action.failed", None)])
 def test_why_a_client_was_ended_is_known_before_mps_answers(kind: str, why: str | None) -> None:
-    asked = {"action": "TerminateClient", "pid": 5, "rule": "switch.after", "reason": "it is over"}
+    asked = {"action": "TerminateClient", "pid": 5, "rule": "turn.time_limit", "reason": "it is over"}
     end = client(21.0, "ended", outcome="ended", seconds=7.0)
     first = told(client(10.0, "connected"), (20.0, "action", asked), end)
     later = told(client(10.0, "connected"), (20.0, "action", asked), (20.5, kind, asked), end)
@@ -53,7 +53,7 @@ def test_why_a_client_was_ended_is_known_before_mps_answers(kind: str, why: str 
 
 
 def test_a_warning_is_no_end_of_a_client() -> None:
-    warned = {"action": "WarnClient", "pid": 5, "rule": "switch.warning_signal", "reason": "its turn ends in 1m"}
+    warned = {"action": "WarnClient", "pid": 5, "rule": "turn.warning_signal", "reason": "its turn ends in 1m"}
     end = client(3600.0, "ended", outcome="ok", seconds=3590.0)
     (one,) = told(client(10.0, "connected"), (20.0, "action.done", warned), end).values()
     assert (one.outcome, one.why, one.more) == ("ok", None, {})
@@ -195,13 +195,13 @@ def test_a_record_that_lacks_something_is_no_mistake(broken: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("rule", "word"),
     [
-        ("switch.after", "turn"),
-        ("user.alice.switch.after", "turn"),
-        ("user.switch.switch.otherwise", "turn"),
+        ("turn.time_limit", "turn"),
+        ("user.alice.turn.time_limit", "turn"),
+        ("user.switch.turn.pause_fallback", "turn"),
         ("user.switch.max_runtime", "max_runtime"),
         ("group.switch.idle_timeout", "idle_timeout"),
-        ('user."a.switch.b".over_limits', "over_limits"),
-        ("hang.fault", "fault"),
+        ('user."a.switch.b".on_limit_exceeded', "on_limit_exceeded"),
+        ("timeouts.fault_recovery", "fault"),
         ("user.hang.max_runtime", "max_runtime"),
     ],
 )

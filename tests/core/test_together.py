@@ -12,8 +12,8 @@ from mpsagent.core import transitions as tr
 from tests.core.harness import ALICE, BOB, CAROL, PATIENT, POLICY, TOGETHER, USERS, Stage, all_of
 
 DENY = '[user.carol]\naccess = "deny"\n'
-OWN = '[instance.gpu]\nserver = "own"\n'
-SHARED = '[instance.gpu]\nserver = "shared"\n'
+OWN = '[instance.gpu]\nserver_scope = "user"\n'
+SHARED = '[instance.gpu]\nserver_scope = "all"\n'
 
 
 def started(text: str = POLICY) -> Stage:
@@ -163,7 +163,7 @@ def test_back_to_turns_those_at_work_have_a_turn_each_from_then_on() -> None:
     stage.run(1000)
     stage.reload(POLICY + SHARED)
     changed = stage.now
-    stage.run(14)  # switch.after and grace are 10 and 5 s
+    stage.run(14)  # turn.time_limit and grace are 10 and 5 s
     assert all_of([alice, bob], stage)
     carol = stage.client(CAROL)
     stage.run(60)
@@ -246,7 +246,10 @@ def test_who_comes_back_while_no_agent_hears_of_it_is_served_and_so_is_everybody
 
 
 @pytest.mark.parametrize(
-    "bound", ["max_clients = 1", "threads = 20\ntotal_threads = 20", 'memory = "1G"\ntotal_memory = "1G"'],
+    "bound", [
+        "max_clients = 1", "active_threads = '20%'\ntotal_active_threads = '20%'",
+        'memory_limit = "1G"\ntotal_memory_limit = "1G"',
+    ],
     ids=["max_clients", "total_threads", "total_memory"],
 )  # fmt: skip
 def test_idle_clients_are_not_ended_for_a_user_whom_another_bound_holds(bound: str) -> None:

@@ -14,16 +14,16 @@ from tests.core.harness import ALICE, BOB, CAROL, Stage
 GIB = 1 << 30
 TEXT = """
 [limits]
-threads = 20
-memory = "4G"
-total_threads = 50
+active_threads = '20%'
+memory_limit = "4G"
+total_active_threads = '50%'
 [user.bob]
-threads = 30
-memory = "6G"
-total_threads = 100
-total_memory = "13G"
-[switch]
-after = "never"
+active_threads = '30%'
+memory_limit = "6G"
+total_active_threads = '100%'
+total_memory_limit = "13G"
+[turn]
+time_limit = "never"
 """
 both = pytest.mark.parametrize("together", [False, True], ids=["turns", "together"])
 
@@ -78,7 +78,7 @@ def test_further_contexts_of_a_process_count_once() -> None:
 
 
 def test_a_total_that_is_only_reported_holds_nobody() -> None:
-    stage = Stage(TEXT.replace("threads = 20", "threads = 20\nenforce = false")).up()
+    stage = Stage("mode = 'report'\n" + TEXT).up()
     crowd = [stage.client(ALICE) for _ in range(4)]
     stage.run(1)
     assert all(stage.working(one) for one in crowd)
@@ -88,7 +88,7 @@ def test_a_lower_total_at_a_reload_lets_in_nobody_until_enough_have_ended() -> N
     stage = Stage(TEXT).up()
     crowd = [stage.client(ALICE) for _ in range(2)]
     stage.run(1)
-    stage.reload(TEXT.replace("total_threads = 50", "total_threads = 20"))
+    stage.reload(TEXT.replace("total_active_threads = '50%'", "total_active_threads = '20%'"))
     late = stage.client(ALICE)
     stage.run(1)
     stage.ends(crowd[0])
@@ -135,7 +135,7 @@ def test_a_process_without_a_context_takes_no_part_of_a_total(together: bool) ->
 
 def test_a_client_that_waits_for_its_first_context_does_not_run() -> None:
     """Its ranks had the whole of the total, and then it would have been ended for the time that it waited."""
-    stage = Stage(TEXT.replace("threads = 20", 'threads = 20\nmax_runtime = "1m"')).up()
+    stage = Stage(TEXT.replace("active_threads = '20%'", 'active_threads = "20%"\nmax_runtime = "1m"')).up()
     launcher = stage.client(ALICE, contexts=0)
     stage.run(KEPT + 1)
     ranks = [stage.client(ALICE) for _ in range(2)]
@@ -154,7 +154,7 @@ def test_a_client_that_waits_for_its_first_context_does_not_run() -> None:
 
 
 def test_with_limits_that_are_only_reported_it_is_not_one_too_many() -> None:
-    text = TEXT.replace("threads = 20", "threads = 20\nenforce = false\nmax_clients = 2")
+    text = "mode = 'report'\n" + TEXT.replace("active_threads = '20%'", "active_threads = '20%'\nmax_clients = 2")
     stage = Stage(text).up()
     stage.client(ALICE, contexts=0)
     stage.run(KEPT + 1)
@@ -167,8 +167,10 @@ def test_with_limits_that_are_only_reported_it_is_not_one_too_many() -> None:
 @pytest.mark.parametrize("pausing", [False, True], ids=["terminate", "pause"])
 def test_no_turn_ends_for_a_user_of_whom_no_process_ever_fits(pausing: bool) -> None:
     """alice's programs were ended for one who could not come in afterwards either."""
-    text = TEXT.replace('after = "never"', 'after = "10s"\ngrace = "5s"\nslice = "10s"\naction = "terminate"')
-    text += "[group.large]\nthreads = 45\n[group.small]\ntotal_threads = 30\n"
+    text = TEXT.replace(
+        'time_limit = "never"', 'time_limit = "10s"\ngrace = "5s"\npause_slice = "10s"\non_expiry = "terminate"'
+    )
+    text += "[group.large]\nactive_threads = '45%'\n[group.small]\ntotal_active_threads = '30%'\n"
     stage = Stage(text.replace("terminate", "pause") if pausing else text, pausing=pausing)
     stage.identities[CAROL] = Identity(CAROL, "carol", ("large", "small"))
     stage.up()

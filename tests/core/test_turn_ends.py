@@ -39,7 +39,7 @@ def test_warning_and_end_come_at_their_edges(shared: bool) -> None:
 @both
 def test_the_warning_reaches_the_programs_and_the_hook_once(shared: bool) -> None:
     """It stood in events alone, where no program sees it."""
-    hook = 'warning_signal = "SIGUSR1"\n[hooks]\nwarning = "/usr/bin/true"\n'
+    hook = 'warning_signal = "SIGUSR1"\n[hooks]\nturn_warning = "/usr/bin/true"\n'
     stage = Stage(POLICY + hook, shared=shared).up()
     first, second = stage.client(ALICE), stage.client(ALICE)
     stage.run(3)
@@ -49,7 +49,7 @@ def test_the_warning_reaches_the_programs_and_the_hook_once(shared: bool) -> Non
     stage.run(4)
     told = stage.actions(act.WarnClient)
     assert [(one.pid, one.signal, one.rule) for one in told] == [
-        (pid, signal.SIGUSR1, "switch.warning_signal") for pid in (first.pid, second.pid)
+        (pid, signal.SIGUSR1, "turn.warning_signal") for pid in (first.pid, second.pid)
     ]
     assert "its turn ends in 5" in told[0].reason
     assert f"while user {BOB} waits" in told[0].reason
@@ -102,7 +102,7 @@ def test_after_the_warning_a_user_whose_processes_have_ended_makes_way_at_once(s
 @both
 def test_a_process_that_came_after_the_warning_is_admitted_when_no_other_user_waits_any_more(shared: bool) -> None:
     """And all of them are warned anew when another turn's end comes."""
-    hook = 'warning_signal = "SIGUSR1"\n[hooks]\nwarning = "/usr/bin/true"\n'
+    hook = 'warning_signal = "SIGUSR1"\n[hooks]\nturn_warning = "/usr/bin/true"\n'
     stage = Stage(POLICY + hook, shared=shared).up()
     first = stage.client(ALICE, stubborn=True)
     stage.run(3)
@@ -121,9 +121,9 @@ def test_a_process_that_came_after_the_warning_is_admitted_when_no_other_user_wa
     assert len(stage.actions(act.RunHook)) == 2
 
 
-@pytest.mark.parametrize("how", ['action = "none"\n', "enforce = false\n"])
+@pytest.mark.parametrize("how", ['on_expiry = "none"\n'])
 def test_who_keeps_the_gpu_is_sent_no_signal(how: str) -> None:
-    stage = Stage(POLICY + how + 'warning_signal = "SIGUSR1"\n[hooks]\nwarning = "/usr/bin/true"\n').up()
+    stage = Stage(POLICY + how + 'warning_signal = "SIGUSR1"\n[hooks]\nturn_warning = "/usr/bin/true"\n').up()
     stage.client(ALICE)
     stage.run(1)
     stage.client(BOB)
@@ -179,7 +179,7 @@ def test_the_clock_stops_when_nobody_waits_any_more(shared: bool) -> None:
 
 @both
 def test_an_exempt_user_keeps_the_gpu(shared: bool) -> None:
-    stage = Stage(POLICY + "[user.carol]\nswitch.exempt = true\n", shared=shared).up()
+    stage = Stage(POLICY + "[user.carol]\nturn.never_preempt = true\n", shared=shared).up()
     stage.client(CAROL)
     stage.run(1)
     bob = stage.client(BOB)
@@ -189,7 +189,7 @@ def test_an_exempt_user_keeps_the_gpu(shared: bool) -> None:
 
 
 @both
-@pytest.mark.parametrize("how", ['action = "none"\n', "enforce = false\n"])
+@pytest.mark.parametrize("how", ['on_expiry = "none"\n'])
 def test_a_turn_that_does_not_end_is_reported_once_and_no_end_is_announced(shared: bool, how: str) -> None:
     """It was: "its turn ends in 5s", and it never did."""
     stage = Stage(POLICY + how, shared=shared).up()
@@ -236,7 +236,7 @@ def test_a_stubborn_and_a_stopped_client_end_with_the_turn(shared: bool) -> None
 
 @both
 def test_action_quit_restarts_the_daemon_and_who_waits_is_held(shared: bool) -> None:
-    stage = Stage(POLICY + 'action = "quit"\n', shared=shared).up()
+    stage = Stage(POLICY + 'on_expiry = "restart-mps"\n', shared=shared).up()
     for round_ in range(1, 10):
         alice = stage.client(ALICE, stays=True)
         stage.run(1)
@@ -254,7 +254,7 @@ def test_action_quit_restarts_the_daemon_and_who_waits_is_held(shared: bool) -> 
 
 
 def test_a_quit_that_does_not_get_through_is_sent_again() -> None:
-    stage = Stage(POLICY + 'action = "quit"\n').up()
+    stage = Stage(POLICY + 'on_expiry = "restart-mps"\n').up()
     stage.client(ALICE)
     stage.run(1)
     bob = stage.client(BOB)
@@ -267,7 +267,7 @@ def test_a_quit_that_does_not_get_through_is_sent_again() -> None:
     assert stage.working(bob)
 
 
-@pytest.mark.parametrize("hook", ["", '[hooks]\nbefore_end = "/usr/bin/true"\ndeadline = "20s"\n'])
+@pytest.mark.parametrize("hook", ["", '[hooks]\npre_terminate = "/usr/bin/true"\ntimeout = "20s"\n'])
 def test_the_latest_time_that_the_queue_tells_holds_where_programs_do_not_leave(hook: str) -> None:
     """It counted a turn until its end, not until its processes have gone: 10 s too early for each turn in between."""
     stage = Stage(POLICY + hook).up()
@@ -304,7 +304,7 @@ def test_a_client_that_was_only_warned_is_not_on_record_as_ended() -> None:
     assert ended.outcome == "ok"
 
 
-WARNS = POLICY.replace("[switch]", '[switch]\nwarning_signal = "SIGUSR1"\n')
+WARNS = POLICY.replace("[turn]", '[turn]\nwarning_signal = "SIGUSR1"\n')
 
 
 def warned(stage: Stage) -> list[int]:
@@ -318,10 +318,10 @@ def back(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("away", "again"),
     [
-        (lambda stage: stage.reload(WARNS.replace('after = "10s"', 'after = "1h"')), lambda stage: None),
-        (lambda stage: stage.reload(WARNS + "[user.alice.switch]\nexempt = true\n"), back),
-        (lambda stage: stage.reload(WARNS.replace("[switch]", "[switch]\nenforce = false")), back),
-        (lambda stage: stage.reload(WARNS.replace("[switch]", '[switch]\naction = "none"')), back),
+        (lambda stage: stage.reload(WARNS.replace('time_limit = "10s"', 'time_limit = "1h"')), lambda stage: None),
+        (lambda stage: stage.reload(WARNS + "[user.alice.turn]\nnever_preempt = true\n"), back),
+        (lambda stage: stage.reload(WARNS.replace("[user.alice]", "[user.alice]\nmode = 'report'")), back),
+        (lambda stage: stage.reload(WARNS.replace("[turn]", '[turn]\non_expiry = "none"')), back),
         (
             lambda stage: stage.feed(inp.DrainOrdered(stage.now, stage.now, None)),
             lambda stage: stage.feed(inp.DrainResumed(stage.now)),
@@ -354,8 +354,8 @@ def test_a_turn_that_does_not_end_as_announced_is_announced_again(
 
 
 def test_a_warning_that_was_only_reported_is_given_before_the_end() -> None:
-    """With `enforce = false` no program is told; the policy that ends the turn comes later."""
-    stage = Stage(WARNS.replace("[switch]", "[switch]\nenforce = false")).up()
+    """With `mode = 'report'` no program is told; the policy that ends the turn comes later."""
+    stage = Stage(WARNS.replace("[user.alice]", "[user.alice]\nmode = 'report'")).up()
     alice = stage.client(ALICE)
     stage.run(1)
     stage.client(BOB)

@@ -11,7 +11,7 @@ from mpsagent.core.turns import PHASES
 from tests.core.harness import ALICE, BOB, CAROL, NAMES, POLICY, USERS, Stage
 from tests.core.test_pause import PAUSE
 
-NONE = POLICY.replace("[switch]", '[switch]\naction = "none"')
+NONE = POLICY.replace("[turn]", '[turn]\non_expiry = "none"')
 UNENDING = POLICY.replace('"10s"', '"never"')
 LAG = 0.4
 """Seconds between agent and gate each way, so that a user who is shut out is so for a while."""

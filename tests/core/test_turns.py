@@ -55,7 +55,7 @@ def test_a_turn_is_not_over_before_its_server_has_started(monkeypatch: pytest.Mo
     bob = stage.client(BOB)
     stage.run(20)
     assert stage.working(alice)
-    stage.run(13)  # switch.after and grace are 10 and 5 s
+    stage.run(13)  # turn.time_limit and grace are 10 and 5 s
     assert stage.working(alice)
     stage.run(30)
     assert not stage.working(alice)
@@ -176,10 +176,10 @@ def test_a_user_who_is_alone_is_not_shut_out_for_hand_overs_in_vain() -> None:
 
 def test_another_form_of_server_takes_hold_also_where_the_only_user_is_never_served() -> None:
     """The turn of that user never ended, and with it no client was there for the old form to be kept for."""
-    stage = Stage(f'{PATIENT}[instance.gpu]\nsharing = "turns"\nserver = "own"\n').up()
+    stage = Stage(f'{PATIENT}[instance.gpu]\nsharing = "turns"\nserver_scope = "user"\n').up()
     stage.client(ALICE, dead=True)
     stage.run(5)
-    stage.reload(f'{PATIENT}[instance.gpu]\nsharing = "turns"\nserver = "shared"\n')
+    stage.reload(f'{PATIENT}[instance.gpu]\nsharing = "turns"\nserver_scope = "all"\n')
     stage.run(2 * TAKE_UP)
     assert stage.mps.shared
     assert set(stage.gate.table.users) == {ALICE}

@@ -91,7 +91,9 @@ def test_who_is_first_while_the_control_daemon_is_stopped_stays_first(shared: bo
 @both
 def test_a_hand_over_that_the_gate_gave_up_without_a_word_holds_up_no_turn(shared: bool) -> None:
     """A table in force says that no hand-over is under way that it does not allow."""
-    stage = Stage(POLICY.replace("threads = 60", "threads = 60\nmax_clients = 1"), shared=shared).up()
+    stage = Stage(
+        POLICY.replace("active_threads = '60%'", "active_threads = '60%'\nmax_clients = 1"), shared=shared
+    ).up()
     stage.client(ALICE)
     stage.run(1)
     stage.client(ALICE)

@@ -42,8 +42,10 @@ def test_a_policy_that_names_no_name_and_no_group_needs_no_name_service(shared: 
 def test_an_agent_that_has_just_come_lets_nobody_in_and_ends_nobody_before_it_knows_who_that_is(shared: bool) -> None:
     """The turn is Alice's, and the new agent does not know yet that her rules are her own. Without them her turn would
     be over."""
-    text = POLICY.replace("threads = 50", 'threads = 50\nmax_runtime = "10s"')
-    text = text.replace("threads = 60", 'threads = 60\nmax_runtime = "1h"\nswitch.exempt = true')
+    text = POLICY.replace("active_threads = '50%'", 'active_threads = "50%"\nmax_runtime = "10s"')
+    text = text.replace(
+        "active_threads = '60%'", 'active_threads = "60%"\nmax_runtime = "1h"\nturn.never_preempt = true'
+    )
     stage = Stage(text, shared=shared).up()
     alice = stage.client(ALICE)
     stage.run(1)
@@ -85,7 +87,7 @@ def test_an_idle_turn_of_a_user_who_is_not_known_does_not_hold_up_others(shared:
 
 def test_a_turn_does_not_jump_to_and_fro_while_a_name_is_slow_and_the_gate_closed() -> None:
     """Carol is next, but unknown; Alice's next client is behind her, and cannot be let in because of a fault."""
-    stage = Stage(PATIENT.replace("threads = 60", "threads = 60\nmax_clients = 1")).up()
+    stage = Stage(PATIENT.replace("active_threads = '60%'", "active_threads = '60%'\nmax_clients = 1")).up()
     first = stage.client(ALICE)
     stage.run(1)
     stage.client(ALICE)

@@ -138,7 +138,7 @@ def test_alone_on_a_server_for_all_it_is_the_of_user() -> None:
 
 def test_apart_utilisation_is_that_of_all_and_energy_is_divided_among_the_users() -> None:
     """However many processes each of them has; alone it is the user's own."""
-    stage = Stage(PATIENT + '[instance.gpu]\nsharing = "apart"\n', together=True)
+    stage = Stage(PATIENT + '[instance.gpu]\nsharing = "per-user"\n', together=True)
     stage.start_agent()
     stage.run(1)
     alice = stage.client(ALICE)
@@ -228,7 +228,7 @@ def test_a_look_from_before_a_process_ended_counts_until_then() -> None:
     assert told.energy == pytest.approx(3100, rel=0.02)
 
 
-IDLE_BY_GPU = PATIENT.replace("[limits]", '[limits]\nidle_timeout = "60s"\nidle_by = "gpu"')
+IDLE_BY_GPU = PATIENT.replace("[limits]", '[limits]\nidle_timeout = "60s"\nidle_metric = "gpu"')
 
 
 def test_who_holds_an_idle_gpu_is_ended_where_the_policy_goes_by_that() -> None:

@@ -38,10 +38,10 @@ def test_the_catalog_and_the_agent_know_the_same_ids() -> None:
 
 def test_a_users_story_can_be_asked_for() -> None:
     """`journalctl MPS_UID=1001`, by server, by client, by rule."""
-    record = {"uid": 1001, "server": 7, "pid": 9, "rule": "switch.after", "reason": "its turn is over"}
+    record = {"uid": 1001, "server": 7, "pid": 9, "rule": "turn.time_limit", "reason": "its turn is over"}
     found = decoded(journal.encode("turn.ended", "info", record))
     assert (found["MPS_UID"], found["MPS_SERVER_PID"], found["MPS_CLIENT_PID"]) == (b"1001", b"7", b"9")
-    assert (found["MPSAGENT_RULE"], found["MPSAGENT_EVENT"]) == (b"switch.after", b"turn.ended")
+    assert (found["MPSAGENT_RULE"], found["MPSAGENT_EVENT"]) == (b"turn.time_limit", b"turn.ended")
     assert found["MESSAGE"] == b"turn.ended: its turn is over"
     assert found["MESSAGE_ID"].decode() == journal.MESSAGE_IDS["turn.ended"]
 

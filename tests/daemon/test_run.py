@@ -21,7 +21,7 @@ from tests.scenes.stage import Api
 from tests.waiting import until
 
 PROGRAM = (sys.executable, "-m", "mpsagent.agent.main")
-POLICY = "[limits]\nthreads = 50\n"
+POLICY = "[limits]\nactive_threads = '50%'\n"
 # Hands descriptor 3 to the program as systemd does: LISTEN_PID is the program's own pid.
 LISTENER = """
 import os, sys
@@ -89,7 +89,7 @@ def systemd(stage: Stage) -> Iterator[Systemd]:
 def test_it_tells_systemd_what_it_needs_to_know(stage: Stage, systemd: Systemd) -> None:
     """READY only when it is at work, the watchdog while the loop turns, a status that follows what happens; and the
     socket that systemd passed is the one that answers."""
-    stage.policy("[limits]\nthreads = 50\n")
+    stage.policy("[limits]\nactive_threads = '50%'\n")
     agent = systemd.start(stage, WATCHDOG_USEC="1000000")
     until(lambda: "READY=1" in systemd.hear(), "READY=1")
     assert stage.waits_for(agent) == ""

@@ -43,7 +43,9 @@ class Node:
         self.client = backend.client
         devices = Path(backend.control).with_name("devices.json")
         policy = place / "policy.toml"
-        policy.write_text(f'[limits]\nthreads = 50\n[instance.default]\ncontrol_program = "{backend.control}"\n')
+        policy.write_text(
+            f'[limits]\nactive_threads = "50%"\n[instance.default]\ncontrol_daemon_path = "{backend.control}"\n'
+        )
         self.agent = ["mpsagent.agent.main", "run", "--supervise", "child", "--policy", str(policy)]
         self.agent += ["--devices", str(devices)]
         self._environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY)}

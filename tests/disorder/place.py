@@ -95,7 +95,7 @@ def start_product(stage: Stage, population: Population, server_program: str, *, 
     several = 'devices = ["each"]\n[agent]\nplacement = "least-loaded"\n' if each else ""
     (stage.place / "policy.toml").write_text(
         population.policy + f'pipe_directory = "{stage.rig.pipe}"\nlog_directory = "{stage.rig.log}"\n'
-        f'control_program = "{server_program}"\n{several}'
+        f'control_daemon_path = "{server_program}"\n{several}'
     )
     agent = stage.start_agent()
     end = time.monotonic() + 60

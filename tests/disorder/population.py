@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mpsagent.mps.units import multiprocessors_for_percent
+from tests.policies import SCOPES, SHARING
 
 FIRST_UID = 20101
 USERS = 6
@@ -126,28 +127,28 @@ def _users(draw: random.Random, machine: Machine) -> list[User]:
     sms = draw.randrange(8, machine.multiprocessors - 8, 2)
     parts = draw.randint(2, 6)
     shares = [
-        (f"threads = {percent:g}", percent),
-        (f"threads = {{ sms = {sms} }}", math.ceil(sms * 1000 / machine.multiprocessors) / 10),
-        (f'threads = {{ clients = {parts}, rule = "even" }}', _down(100 / parts)),
-        (f'threads = {{ clients = {2 * parts}, rule = "double" }}', _down(200 / (2 * parts))),
-        *((f"threads = {{ weight = {one} }}", _down(100 * one / sum(weights))) for one in weights),
+        (f"active_threads = '{percent:g}%'", percent),
+        (f"active_threads = {sms}", math.ceil(sms * 1000 / machine.multiprocessors) / 10),
+        (f'active_threads = {{ clients = {parts}, rule = "even" }}', _down(100 / parts)),
+        (f'active_threads = {{ clients = {2 * parts}, rule = "double" }}', _down(200 / (2 * parts))),
+        *((f"active_threads = {{ weight = {one} }}", _down(100 * one / sum(weights))) for one in weights),
     ]
     whole = machine.mebibytes
     part, gib, mib = draw.randint(5, 30), draw.randint(2, 20), draw.randint(1100, 9000)
     first, second = draw.randint(2, 9), draw.randint(5, 30)
     small = draw.randint(600, 1023)
-    by_device = (f'memory = {{ 0 = "{first}G" }}', (first << 10,))
+    by_device = (f'memory_limit = {{ 0 = "{first}G" }}', (first << 10,))
     if machine.gpus > 1:
         others = ", ".join(f'{ordinal} = "{second}%"' for ordinal in range(1, machine.gpus))
         sizes = (first << 10, *(_part(whole, second),) * (machine.gpus - 1))
-        by_device = (f'memory = {{ 0 = "{first}G", {others} }}', sizes)
+        by_device = (f'memory_limit = {{ 0 = "{first}G", {others} }}', sizes)
     ways = [
-        (f'memory = "{part}%"', (_part(whole, part),) * machine.gpus),
-        (f'memory = "{gib}G"', (gib << 10,) * machine.gpus),
-        (f'memory = "{mib}M"', (mib,) * machine.gpus),
+        (f'memory_limit = "{part}%"', (_part(whole, part),) * machine.gpus),
+        (f'memory_limit = "{gib}G"', (gib << 10,) * machine.gpus),
+        (f'memory_limit = "{mib}M"', (mib,) * machine.gpus),
         by_device,
-        ('memory = "3333M"', (3333,) * machine.gpus),
-        (f'memory = "{small}M"', (small,) * machine.gpus),
+        ('memory_limit = "3333M"', (3333,) * machine.gpus),
+        (f'memory_limit = "{small}M"', (small,) * machine.gpus),
     ]
     draw.shuffle(shares)
     draw.shuffle(ways)
@@ -162,7 +163,7 @@ def _users(draw: random.Random, machine: Machine) -> list[User]:
         elif uid == totalled:
             total = min(100.0, _down(2.5 * value))
             most = round(total * 10) // round(value * 10)
-            bound = [f"total_threads = {total:g}"]
+            bound = [f"total_active_threads = '{total:g}%'"]
         # MPS's other priority, which must not make anything else wrong; chosen without a draw, so that seeds stay.
         lower = ['client_priority = "below-normal"'] if uid % 3 == 0 else []
         users.append(User(uid, "\n".join([share, memory, *bound, *lower]), value, given, most))
@@ -180,15 +181,17 @@ def _part(mebibytes: int, percent: int) -> int:
 
 def _policy(users: Sequence[User], server: str, sharing: str, action: str) -> str:
     text = (
-        f'[switch]\nafter = "{AFTER:g}s"\ngrace = "{GRACE:g}s"\naction = "{action}"\nslice = "{SLICE:g}s"\n\n'
-        f'[hang]\nfault = "{FAULT:g}s"\nterminate = "{TERMINATE:g}s"\nkill_grace = "{KILL:g}s"\n\n'
+        f'[turn]\ntime_limit = "{AFTER:g}s"\ngrace = "{GRACE:g}s"\non_expiry = "{action}"\n'
+        f'pause_slice = "{SLICE:g}s"\n\n'
+        f'[timeouts]\nfault_recovery = "{FAULT:g}s"\nclient_terminate = "{TERMINATE:g}s"\n'
+        f'sigkill_delay = "{KILL:g}s"\n\n'
         # A user whom no section names gets little.
-        '[limits]\nthreads = 5\nmemory = "600M"\n\n'
+        '[limits]\nactive_threads = "5%"\nmemory_limit = "600M"\n\n'
     )
     text += "".join(f"[user.{user.uid}]\n{user.text}\n\n" for user in users)
     # Daemons come and go while clients come.
-    idle = 'apart_idle_timeout = "1s"\n' if sharing == "apart" else ""
-    return text + f'[instance.default]\nsharing = "{sharing}"\nserver = "{server}"\n{idle}'
+    idle = 'daemon_idle_timeout = "1s"\n' if sharing == "apart" else ""
+    return text + f'[instance.default]\nsharing = "{SHARING[sharing]}"\nserver_scope = "{SCOPES[server]}"\n{idle}'
 
 
 # --- what they do -----------------------------------------------------------------------------------------------------

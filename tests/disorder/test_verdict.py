@@ -270,7 +270,7 @@ def test_a_population_follows_from_its_seed(seed: int) -> None:
     assert first != populate(seed + 1, MACHINE, clients=300, seconds=30, server="shared")
     assert sum(not deed.guest for deed in first.deeds) == 300
     for words in (
-        "sms =",
+        "active_threads = ",
         'rule = "even"',
         'rule = "double"',
         "weight =",

@@ -354,6 +354,10 @@ class Taken:
     async def resume(self, by: int, instance: str | None = None) -> Json:
         return self._root("resume", by)
 
+    async def extend_turn(self, uid: int, seconds: float, by: int) -> Json:
+        assert isinstance(uid, int)
+        return self._root("extend-turn", by, seconds)
+
     async def restart(self, timeout: float | None, by: int, instance: str | None, *, dry_run: bool) -> Json:
         return self._root("restart", by, timeout)
 
@@ -531,7 +535,9 @@ def policies() -> Iterable[bytes]:
 _DIRECTORY = tempfile.TemporaryDirectory(prefix="mpsagent-fuzz-")
 STATE = Path(_DIRECTORY.name) / "state.json"
 ALICE = Peer(71, 20002, 20002, 5)
-_POLICY = load([("p", '[limits]\nthreads = 20\n[instance.gpu]\nsharing = "turns"\nserver = "shared"\n')])[0]
+_POLICY = load([("p", '[limits]\nactive_threads = "20%"\n[instance.gpu]\nsharing = "turns"\nserver_scope = "all"\n')])[
+    0
+]
 
 
 def state(data: bytes) -> None:
@@ -610,9 +616,9 @@ OF_LOGS = tuple(
 )
 OF_POLICIES = (
     b"threads", b"memory", b"{ sms = 26 }", b"{ clients = 4 }", b"{ weight = 2 }", b"[user.alice]", b"[group.students]",
-    b"[instance.left]", b'sharing = "apart"', b'"25%"', b'"20G"', b"[instance.left.limits]", b"total_threads",
+    b"[instance.left]", b'sharing = "per-user"', b'"25%"', b'"20G"', b"[instance.left.limits]", b"total_threads",
     b"total_memory", b"max_clients", b"enforce", b"'''", b'"""', b"nan", b"inf", b"1979-05-27T07:32:00Z", b"0x10",
-    b"\\U0010ffff", b"switch.after",
+    b"\\U0010ffff", b"turn.time_limit",
 )  # fmt: skip
 
 TARGETS = {

@@ -39,7 +39,7 @@ def test_limits_of_its_own_stay_after_the_gate_was_killed(rig: Rig) -> None:
 
 
 def test_limits_that_are_enforced_no_more_are_lifted_by_a_later_gate_too(rig: Rig) -> None:
-    """bob had alice's limits, in a policy with `enforce = false`."""
+    """bob had alice's limits, in a policy with `mode = 'report'`."""
     _, agent = rig.start(admissions(User(A, "all", limits(20, 4))))
     client = rig.client(A)
     client.served()

@@ -11,7 +11,7 @@ import pytest
 SCRIPT = Path(__file__).resolve().parents[2] / "packaging" / "containers" / "mpsagent-runtime"
 ID = "3f2a1b4c5d6e7f80" * 4
 CONTAINERD = ("--root", "/run/containerd/runc/k8s.io", "--log", "/run/log.json", "--log-format", "json")
-END = ["client", "terminate", "--cgroup"]
+END = ["terminate", "--cgroup"]
 
 
 def called(place: Path, words: tuple[str, ...], settings: str = "") -> tuple[list[str] | None, list[str], int]:
@@ -31,13 +31,13 @@ def called(place: Path, words: tuple[str, ...], settings: str = "") -> tuple[lis
 @pytest.mark.parametrize(
     ("words", "asked"),
     [
-        ((*CONTAINERD, "--systemd-cgroup", "kill", ID, "15"), [*END, f"*{ID}*", "--deadline", "10s"]),
-        ((*CONTAINERD, "kill", "--all", ID, "9"), [*END, f"*{ID}*", "--now", "--deadline", "10s"]),
-        (("kill", ID, "SIGTERM"), [*END, f"*{ID}*", "--deadline", "10s"]),
-        (("kill", ID), [*END, f"*{ID}*", "--deadline", "10s"]),
-        (("--debug", "kill", "box_1", "INT"), [*END, "box_1", "--deadline", "10s"]),
-        ((*CONTAINERD, "delete", "--force", ID), [*END, f"*{ID}*", "--now", "--deadline", "10s"]),
-        (("kill", "abc", "TERM"), [*END, "abc", "--deadline", "10s"]),  # not all cgroups with these letters
+        ((*CONTAINERD, "--systemd-cgroup", "kill", ID, "15"), [*END, f"*{ID}*", "--timeout", "10s"]),
+        ((*CONTAINERD, "kill", "--all", ID, "9"), [*END, f"*{ID}*", "--now", "--timeout", "10s"]),
+        (("kill", ID, "SIGTERM"), [*END, f"*{ID}*", "--timeout", "10s"]),
+        (("kill", ID), [*END, f"*{ID}*", "--timeout", "10s"]),
+        (("--debug", "kill", "box_1", "INT"), [*END, "box_1", "--timeout", "10s"]),
+        ((*CONTAINERD, "delete", "--force", ID), [*END, f"*{ID}*", "--now", "--timeout", "10s"]),
+        (("kill", "abc", "TERM"), [*END, "abc", "--timeout", "10s"]),  # not all cgroups with these letters
     ],
 )
 def test_before_a_signal_that_ends_a_container_its_clients_are_ended(

@@ -19,8 +19,9 @@ NOW = 1_800_000_000.0
 def given(**changed: Any) -> dict[str, Any]:
     """A lease as the API lists it."""
     return {
-        "id": 7, "name": lease(POD, Shares())["name"], "cgroup": POD.cgroup, "threads": 30.0, "memory": {"": "30%"},
-        "total_threads": 60.0, "total_memory": "60%", "max_clients": None,
+        "id": 7, "name": lease(POD, Shares())["name"], "cgroup": POD.cgroup, "active_threads": "30%",
+        "memory_limit": {"": "30%"},
+        "total_active_threads": "60%", "total_memory_limit": "60%", "max_clients": None,
         "until": "2027-02-14T08:00:00.000+00:00", **changed,
     }  # fmt: skip
 
@@ -51,14 +52,14 @@ def test_the_api_takes_the_lease(pod: Pod) -> None:
         assert NAME.fullmatch(body["name"])
         assert checked(body, NOW).seconds == LASTING
         assert has_lease(pod, [{"name": body["name"]}])
-        assert ("memory" in body) is shares.memory
+        assert ("memory_limit" in body) is shares.memory
 
 
 @pytest.mark.parametrize(("processes", "each"), [(1, 30.0), (4, 7.5), (7, 4.2)])
 def test_a_pod_has_its_shares_in_total_and_each_process_an_equal_part(processes: int, each: float) -> None:
     body = lease(POD, Shares(10, processes=processes))
-    assert (body["threads"], body["total_threads"]) == (each, 30.0)
-    assert (body["memory"], body["total_memory"]) == (f"{each:g}%", "30%")
+    assert (body["active_threads"], body["total_active_threads"]) == (f"{each:g}%", "30%")
+    assert (body["memory_limit"], body["total_memory_limit"]) == (f"{each:g}%", "30%")
 
 
 def test_leases_of_others_are_not_ours() -> None:
@@ -76,9 +77,14 @@ def test_a_lease_is_renewed_with_what_it_was_given_when_half_of_it_is_over() -> 
     assert renewed(one, NOW) is None
     assert renewed(one, until - LASTING / 2 - 1) is None
     longer = renewed(one, until - LASTING / 2 + 1)
-    given_before = {"threads": 30.0, "memory": "30%", "total_threads": 60.0, "total_memory": "60%"}
+    given_before = {
+        "active_threads": "30%",
+        "memory_limit": "30%",
+        "total_active_threads": "60%",
+        "total_memory_limit": "60%",
+    }
     assert longer == lease(POD, Shares(10)) | given_before
-    assert "memory" not in (renewed(given(memory=None), until) or {"memory": 1})
+    assert "memory_limit" not in (renewed(given(memory_limit=None), until) or {"memory_limit": 1})
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from mpsagent.core.outside import Ending, Facts, Outsider, Sighting
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Limits
 from mpsagent.policy.shares import Lease, Share
+from mpsagent.policy.values import Percent
 from mpsagent.wire import link
 from tests.core.harness import ALICE, BOB, CAROL, DAVE, GIB, PATIENT, POLICY, Stage
 from tests.core.test_pause import PAUSE
@@ -18,8 +19,8 @@ from tests.net.machine import Instance, Machine, State
 OWN, SHARED, TOGETHER, APART = (
     f"[instance.gpu]\n{keys}\n"
     for keys in (
-        'sharing = "turns"\nserver = "own"', 'sharing = "turns"\nserver = "shared"', 'sharing = "together"',
-        'sharing = "apart"',
+        'sharing = "turns"\nserver_scope = "user"', 'sharing = "turns"\nserver_scope = "all"', 'sharing = "one-server"',
+        'sharing = "per-user"',
     )
 )  # fmt: skip
 TWO = (
@@ -145,7 +146,7 @@ def turn_warned() -> Played:
 @state
 def turn_warned_by_signal() -> Played:
     """At which alice's program ends."""
-    return two(POLICY.replace("[switch]", '[switch]\nwarning_signal = "SIGUSR1"') + OWN, 12)[0], "bob"
+    return two(POLICY.replace("[turn]", '[turn]\nwarning_signal = "SIGUSR1"') + OWN, 12)[0], "bob"
 
 
 @state
@@ -164,7 +165,7 @@ def turn_over_by_time() -> Played:
 
 @state
 def turn_quits() -> Played:
-    return two(POLICY.replace("[switch]", '[switch]\naction = "quit"') + SHARED, 15.2)[0], "bob"
+    return two(POLICY.replace("[turn]", '[turn]\non_expiry = "restart-mps"') + SHARED, 15.2)[0], "bob"
 
 
 @state
@@ -189,18 +190,18 @@ def turn_without_end() -> Played:
 
 @state
 def turn_exempt() -> Played:
-    return two(POLICY.replace("[user.bob]", "switch.exempt = true\n[user.bob]") + OWN, 30)[0], "bob"
+    return two(POLICY.replace("[user.bob]", "turn.never_preempt = true\n[user.bob]") + OWN, 30)[0], "bob"
 
 
 @state
 def turn_not_enforced() -> Played:
-    return two(POLICY.replace("[switch]", "[switch]\nenforce = false") + OWN, 30)[0], "alice"
+    return two(POLICY.replace("[user.alice]", "[user.alice]\nmode = 'report'") + OWN, 30)[0], "alice"
 
 
 @state
 def max_clients() -> Played:
     """A user's second process waits for the first."""
-    machine, one = up(POLICY.replace("threads = 50", "threads = 50\nmax_clients = 1") + OWN)
+    machine, one = up(POLICY.replace("active_threads = '50%'", "active_threads = '50%'\nmax_clients = 1") + OWN)
     for uid in (ALICE, ALICE, BOB):
         one.client(uid)
         one.run(1)
@@ -209,8 +210,8 @@ def max_clients() -> Played:
 
 @state
 def by_rank() -> Played:
-    text = POLICY.replace("threads = 20", "threads = 20\npriority = 5")
-    machine, one = up(text + OWN + 'queue = "fair"\n')
+    text = POLICY.replace("active_threads = '20%'", "active_threads = '20%'\nqueue_priority = 5")
+    machine, one = up(text + OWN + 'queue_order = "fair-share"\n')
     for uid in (ALICE, CAROL, BOB, DAVE):
         one.client(uid)
         one.run(1)
@@ -219,8 +220,8 @@ def by_rank() -> Played:
 
 @state
 def observed_only() -> Played:
-    """`enforce = false`: all users work at once, whatever the policy says."""
-    return two("enforce = false\n" + POLICY + OWN, 20)[0], "bob"
+    """`mode = 'report'`: all users work at once, whatever the policy says."""
+    return two("mode = 'report'\n" + POLICY + OWN, 20)[0], "bob"
 
 
 # --- pauses -----------------------------------------------------------------------------------------------------------
@@ -252,7 +253,7 @@ def not_pausable() -> Played:
 
 @state
 def pause_without_room() -> Played:
-    machine, one, alice = one_works(PAUSE + SHARED + '[user.bob]\nmemory = "60G"\n', 25, pausing=True)
+    machine, one, alice = one_works(PAUSE + SHARED + '[user.bob]\nmemory_limit = "60G"\n', 25, pausing=True)
     one.client(BOB)
     one.ask_gpus(**{f"p{alice.pid}": 100 * GIB})
     return machine.run(5), "bob"
@@ -301,7 +302,7 @@ def apart_works() -> Played:
 @state
 def apart_held() -> Played:
     """There is no room for a further control daemon."""
-    machine, one = up(POLICY + APART + "apart_users = 1\n")
+    machine, one = up(POLICY + APART + "max_users = 1\n")
     one.client(ALICE)
     one.run(1)
     one.client(BOB)
@@ -344,14 +345,14 @@ def no_such_user() -> Played:
 @state
 def policy_error() -> Played:
     machine, _, _ = one_works()
-    machine.reject('[limits]\nthreads = 150\n[user.bob]\nmemroy = "4G"\n')
+    machine.reject('[limits]\nactive_threads = "150%"\n[user.bob]\nmemroy = "4G"\n')
     return machine, "alice"
 
 
 @state
 def leases() -> Played:
     machine, one = up(PATIENT + TOGETHER)
-    share = Share("lease 1", 30.0)
+    share = Share("lease 1", Percent(30.0))
     lease = Lease(1, share, one.now, one.now + 60, 0, uid=ALICE, cgroup="/slurm/job_17", name="slurm-17")
     one.feed(inp.LeaseGiven(one.now, lease))
     one.client(ALICE, cgroup="/slurm/job_17/step_0")

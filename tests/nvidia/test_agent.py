@@ -34,7 +34,7 @@ def test_it_starts_is_healthy_and_finds_its_daemon_again(stage: Stage, nvidia: D
 def test_servers_that_do_not_start(stage: Stage, nvidia: Driver) -> None:
     """MPS tries six times for who waits and drops the client, at once and for ever. Here: a few rounds with pauses,
     then who waits is turned away; the reason stands in `status`, in the queue and in the refusal."""
-    agent = stage.with_agent("[limits]\nthreads = 20\n")
+    agent = stage.with_agent("[limits]\nactive_threads = '20%'\n")
     waiting = client(nvidia, stage.rig.pipe, USER)
     stage.record("client.waiting", pid=waiting.pid, uid=USER)
     stage.until(
@@ -71,7 +71,7 @@ def starts(stage: Stage) -> int:
 
 def test_memory_limits(stage: Stage, nvidia: Driver) -> None:
     """470 has none: who has one by the policy is turned away, and it is said why. Who has none is let in."""
-    agent = stage.with_agent(f'[limits]\nmemory = "100%"\n[user.{USER}]\nmemory = "2G"\n')
+    agent = stage.with_agent(f'[limits]\nmemory_limit = "100%"\n[user.{USER}]\nmemory_limit = "2G"\n')
     waiting = client(nvidia, stage.rig.pipe, USER)
     if "memory_limits" in abilities.able(nvidia.version):
         stage.until(lambda: starts(stage), "it is handed over")
@@ -97,7 +97,7 @@ def test_memory_limits(stage: Stage, nvidia: Driver) -> None:
 
 def test_one_server_for_all_users(stage: Stage, nvidia: Driver) -> None:
     """These drivers cannot: there is a server for each turn instead, and that is said."""
-    stage.policy("", extra='server = "shared"')
+    stage.policy("", extra='server_scope = "all"')
     agent = stage.again()
     stage.problem(agent, "does not know --multiuser-server")
-    saw(nvidia, '`server = "shared"`', "a server for each turn, and that is said")
+    saw(nvidia, '`server_scope = "all"`', "a server for each turn, and that is said")

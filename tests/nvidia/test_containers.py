@@ -23,7 +23,7 @@ def test_a_container_reaches_the_daemon_as_its_user(stage: Stage, nvidia: Driver
     end it is turned away: NVIDIA's libcuda in the container gets its error, and does not go on outside MPS."""
     if why := why_not(tmp_path) or (why_not_mapped() if mapped else None):
         pytest.skip(why)
-    agent = stage.with_agent(f"[user.{USER}]\nthreads = 20\n")
+    agent = stage.with_agent(f"[user.{USER}]\nactive_threads = '20%'\n")
     podman = Podman(stage.place / "podman", [nvidia.root])
     code, text = stage.cli(agent, "env", "--format", "cdi")
     assert code == 0, text

@@ -13,8 +13,8 @@ from mpsagent.system.unsupported import unsupported
 from tests.nvidia.fetch import Driver
 
 
-def found(program: str | Path, sharing: str = "together") -> tuple[PolicyError, ...]:
-    text = f'[instance.gpu]\ncontrol_program = "{program}"\nsharing = "{sharing}"\n'
+def found(program: str | Path, sharing: str = "one-server") -> tuple[PolicyError, ...]:
+    text = f'[instance.gpu]\ncontrol_daemon_path = "{program}"\nsharing = "{sharing}"\n'
     policy, errors = load([("policy.toml", text)])
     assert policy is not None, errors
     return asyncio.run(unsupported(policy))

@@ -21,6 +21,7 @@ from mpsagent.policy.keys import KEYS, NAMED, SECTIONS
 from mpsagent.policy.plausible import in_itself
 from mpsagent.policy.policy import Policy, Rules
 from mpsagent.policy.shares import Share
+from mpsagent.policy.values import Percent
 from tests.policies import policy
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -86,7 +87,7 @@ def test_the_default_policy_shows_the_true_defaults() -> None:
 def test_the_default_policy_shows_every_key() -> None:
     """It is the first documentation that people read."""
     tables = tomli.loads(uncommented())
-    assert set(tables) == {"enforce", *SECTIONS}
+    assert set(tables) == {"mode", *SECTIONS}
     for section in SECTIONS:
         shown: Any = tables[section]["default"] if section == "instance" else tables[section]
         if section not in NAMED or section == "instance":
@@ -115,7 +116,7 @@ def test_the_reference_has_a_policy_that_does_what_it_says() -> None:
     assert (idle.rules(Identity(1)).idle_timeout, idle.rules(Identity(1)).idle_by) == (900.0, "gpu")
     may = [second.rules(who).access for who in (Identity(1, "mallory", ("gpu",)), Identity(2, "a", ("staff",)))]
     assert third.share("/slurm/job_7/step") == Share(
-        'cgroup."/slurm/*"', 25.0, job="/slurm/job_7", origin=third.named["cgroup", "/slurm/*"]
+        'cgroup."/slurm/*"', Percent(25.0), job="/slurm/job_7", origin=third.named["cgroup", "/slurm/*"]
     )
     job = totals.share("/slurm/job_7/step")
     assert job is not None
@@ -130,7 +131,7 @@ def test_the_reference_has_a_policy_that_does_what_it_says() -> None:
 def test_lab_with_students() -> None:
     """A part of the memory for each, alice's exception, staff before students, guests."""
     made = example("lab-with-students.toml")
-    assert made.sharing == "apart"
+    assert made.sharing == "per-user"
     bob = made.rules(Identity(1002, "bob", ("students",)))
     assert bob.limits([H200]) == Limits(100.0, {0: 8 * GIB})
     assert (bob.max_clients, bob.max_runtime, bob.total([H200])) == (4, 43200.0, Total(None, {0: 16 * GIB}))
@@ -147,7 +148,7 @@ def test_lab_with_students() -> None:
 def test_inference_node() -> None:
     """Four replicas at half the GPU each on the service's own daemon; the memory that they need is free of others."""
     made = example("inference-node.toml")
-    assert (made.sharing, made.compute_mode) == ("apart", "leave")
+    assert (made.sharing, made.compute_mode) == ("per-user", "unchanged")
     service = made.rules(Identity(900, "inference"))
     assert service.limits([H200]) == Limits(50.0, {0: 21 * GIB})
     assert service.max_clients == 4
@@ -161,7 +162,7 @@ def test_inference_node() -> None:
 def test_turns() -> None:
     """An hour, twenty minutes for students, no end for operators, and two minutes of warning."""
     made = example("turns.toml")
-    assert (made.sharing, made.server) == ("turns", "own")
+    assert (made.sharing, made.server) == ("turns", "user")
     user, student, operator = (made.rules(Identity(1, "a", groups)) for groups in ((), ("students",), ("operators",)))
     assert [one.switch_after for one in (user, student)] == [3600.0, 1200.0]
     assert [one.has_to_leave for one in (user, student, operator)] == [True, True, False]
@@ -172,10 +173,10 @@ def test_turns() -> None:
 def test_slurm() -> None:
     """Little outside of jobs; a job's lease may give up to everything."""
     made = example("slurm.toml")
-    assert made.sharing == "together"
+    assert made.sharing == "one-server"
     rules = made.rules(Identity(1, "a"))
     assert rules.limits([H200]) == Limits(10.0, {})
-    job = Share("lease 1", 30.0, memory={values.ALL_DEVICES: values.Share(30.0)}, job="1")
+    job = Share("lease 1", values.Percent(30.0), memory={values.ALL_DEVICES: values.Percent(30.0)}, job="1")
     assert rules.limits_within(job, [H200]) == Limits(30.0, {0: 42 * GIB})
 
 
@@ -232,25 +233,25 @@ def test_the_schema_accepts_what_the_agent_accepts(name: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "[limit]\nthreads = 5",
-        "[limits]\nthread = 5",
-        "[limits]\nthreads = 150",
-        '[limits]\nthreads = "50"',
-        "[limits]\nthreads = { sms = 4, weight = 1 }",
-        "[limits]\nmemory = 20",
-        '[limits]\nmemory = "20"',
-        "[limits]\nmemory = {}",
+        "[limit]\nactive_threads = '5%'",
+        "[limits]\nactive_threads = 0.5",
+        "[limits]\nactive_threads = '150%'",
+        '[limits]\nactive_threads = "50"',
+        "[limits]\nthreads = 4",
+        "[limits]\nmemory_limit = 20",
+        '[limits]\nmemory_limit = "20"',
+        "[limits]\nmemory_limit = {}",
         "[limits]\nmax_clients = 0",
-        "[user.alice]\nafter = '10m'",
-        "[user.alice]\nswitch.after = 10",
-        "[switch]\naction = 'kill'",
-        "[switch]\ngrace = 'never'",
-        "[hang]\nenforce = 1",
+        "[user.alice]\ntime_limit = '10m'",
+        "[user.alice]\nturn.time_limit = 10",
+        "[turn]\non_expiry = 'kill'",
+        "[turn]\ngrace = 'never'",
+        "mode = 1",
         "[instance.a]\npipe_directory = 'x'",
         "[instance.a]\ndevices = [0]",
-        "[instance.a]\nserver = 'one'",
+        "[instance.a]\nserver_scope = 'one'",
         "[limits]\naccess = 'yes'",
-        "[agent]\nserver = 'own'",
+        "[agent]\nserver_scope = 'user'",
     ],
 )
 def test_the_schema_refuses_what_the_agent_refuses(text: str) -> None:

@@ -13,6 +13,7 @@ from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.plausible import in_itself
 from mpsagent.policy.policy import Policy
 from mpsagent.policy.sharing import exclusive, words
+from mpsagent.policy.values import Percent
 from mpsagent.system.directories import LONGEST_SOCKET_PATH
 from tests.policies import policy
 
@@ -34,31 +35,31 @@ def made(text: str) -> dict[str, Policy]:
 def test_without_a_section_there_is_one_instance_with_the_defaults() -> None:
     (one,) = instances(Policy(), ())
     assert (one.instance, one.log_directory, one.devices) == ("default", "/var/log/nvidia-mps", ())
-    (one,) = instances(policy("[instance.x]\nserver = 'shared'\n"), ())
-    assert (one.instance, one.server, one.log_directory) == ("x", "shared", "/var/log/nvidia-mps")
+    (one,) = instances(policy("[instance.x]\nserver_scope = 'all'\n"), ())
+    assert (one.instance, one.server, one.log_directory) == ("x", "all", "/var/log/nvidia-mps")
 
 
 def test_each_has_what_its_section_says_and_logs_of_its_own() -> None:
-    found = made(TWO + 'server = "shared"\nlog_directory = "/var/log/b"\n')
+    found = made(TWO + 'server_scope = "all"\nlog_directory = "/var/log/b"\n')
     assert [one.devices for one in found.values()] == [(UUIDS[0],), (UUIDS[1],)]
-    assert [one.server for one in found.values()] == ["own", "shared"]
+    assert [one.server for one in found.values()] == ["user", "all"]
     assert [one.log_directory for one in found.values()] == ["/var/log/nvidia-mps/a", "/var/log/b"]
 
 
 def test_limits_and_switch_of_an_instance_hold_there_for_everybody_and_nowhere_else() -> None:
     text = f"""
 [limits]
-threads = 50
-memory = "8G"
-[switch]
-after = "10m"
+active_threads = '50%'
+memory_limit = "8G"
+[turn]
+time_limit = "10m"
 [user.alice]
-threads = 70
+active_threads = '70%'
 {TWO}
 [instance.b.limits]
-threads = 20
-[instance.b.switch]
-after = "1m"
+active_threads = '20%'
+[instance.b.turn]
+time_limit = "1m"
 """
     found = made(text)
     carol, alice = Identity(5, "carol"), Identity(6, "alice")
@@ -66,7 +67,7 @@ after = "1m"
     assert found["b"].rules(carol).limits(MACHINE[:1]).threads == 20
     assert [found[name].rules(alice).limits(MACHINE[:1]).threads for name in "ab"] == [70, 70]
     assert [found[name].rules(carol).switch_after for name in "ab"] == [600, 60]
-    assert found["b"].rules(carol).origin("threads").key == "instance.b.limits.threads"
+    assert found["b"].rules(carol).origin("active_threads").key == "instance.b.limits.active_threads"
     assert [found[name].fail_safe(MACHINE[:1]).threads for name in "ab"] == [50, 20]
     assert found["b"].rules(carol).limits(MACHINE[:1]).memory == {0: 8 << 30}
 
@@ -135,7 +136,7 @@ def test_users_are_told_which_gpus_every_instance_has() -> None:
 
 
 def test_a_user_apart_has_an_instance_named_after_section_and_uid_with_logs_of_its_own() -> None:
-    (section,) = instances(policy('[instance.gpu0]\nsharing = "apart"\napart_users = 4\n'), ())
+    (section,) = instances(policy('[instance.gpu0]\nsharing = "per-user"\nmax_users = 4\n'), ())
     assert apart.log_directory(section, 1001) == "/var/log/nvidia-mps/u1001"
     assert (apart.lane_name("gpu0", None), apart.lane_name("gpu0", 1001)) == ("gpu0", "gpu0-u1001")
     assert apart.split("gpu0-u1001") == ("gpu0", 1001)
@@ -147,9 +148,9 @@ def test_a_user_apart_has_an_instance_named_after_section_and_uid_with_logs_of_i
 
 
 def test_what_cannot_be_apart_is_said() -> None:
-    (mistake,) = wrong('[instance.a]\nsharing = "apart"\ncompute_mode = "exclusive-process"\n')
+    (mistake,) = wrong('[instance.a]\nsharing = "per-user"\ncompute_mode = "exclusive-process"\n')
     assert (mistake.line, mistake.key) == (3, "instance.a.compute_mode")
-    (mistake,) = wrong(f'[instance.{"a" * (apart.LONGEST + 1)}]\nsharing = "apart"\n')
+    (mistake,) = wrong(f'[instance.{"a" * (apart.LONGEST + 1)}]\nsharing = "per-user"\n')
     assert "47 characters" in mistake.problem
     longest = f"/run/mpsagent/instances/{apart.lane_name('a' * apart.LONGEST, 0xFFFFFFFE)}/pipe/control_privileged"
     assert len(longest) <= LONGEST_SOCKET_PATH
@@ -173,30 +174,30 @@ def split(text: str, *shut: int, machine: tuple[Device, ...] = MACHINE) -> dict[
     return {one.instance: (one.sharing, one.devices) for one in found}
 
 
-ALL_BUT_B = ("apart", (UUIDS[0], UUIDS[2]))
+ALL_BUT_B = ("per-user", (UUIDS[0], UUIDS[2]))
 OF_B = ("turns", (UUIDS[1],))
 
 
 @pytest.mark.parametrize(
     ("text", "shut", "found"),
     [
-        ("", (), {"default": ("apart", ())}),
+        ("", (), {"default": ("per-user", ())}),
         ("", (1,), {"default": ALL_BUT_B, "default-gpu1": OF_B}),
         ("", (0, 1, 2), {
             "default": ("turns", (UUIDS[0],)), "default-gpu1": OF_B, "default-gpu2": ("turns", (UUIDS[2],)),
         }),
         (f'[instance.a]\ndevices = ["{UUIDS[1]}"]\n', (1,), {"a": OF_B}),
-        (f'[instance.a]\ndevices = ["{UUIDS[1]}"]\n', (0,), {"a": ("apart", (UUIDS[1],))}),
+        (f'[instance.a]\ndevices = ["{UUIDS[1]}"]\n', (0,), {"a": ("per-user", (UUIDS[1],))}),
         (f'[instance.a]\ndevices = ["{UUIDS[2]}", "{UUIDS[0]}", "{UUIDS[1]}"]\n', (1,), {
-            "a": ("apart", (UUIDS[2], UUIDS[0])), "a-gpu1": OF_B,
+            "a": ("per-user", (UUIDS[2], UUIDS[0])), "a-gpu1": OF_B,
         }),
         ('[instance.g]\ndevices = ["each"]\n', (1,), {
-            "g0": ("apart", (UUIDS[0],)), "g1": OF_B, "g2": ("apart", (UUIDS[2],)),
+            "g0": ("per-user", (UUIDS[0],)), "g1": OF_B, "g2": ("per-user", (UUIDS[2],)),
         }),
         ('[instance.a]\nsharing = "turns"\n', (1,), {"a": ("turns", ())}),
-        ('[instance.a]\nsharing = "together"\n', (1,), {"a": ("together", ())}),
-        ('[instance.a]\ncompute_mode = "default"\n', (1,), {"a": ("apart", ())}),
-        ('enforce = false\n[instance.a]\nsharing = "together"\n', (1,), {"a": ALL_BUT_B, "a-gpu1": OF_B}),
+        ('[instance.a]\nsharing = "one-server"\n', (1,), {"a": ("one-server", ())}),
+        ('[instance.a]\ncompute_mode = "default"\n', (1,), {"a": ("per-user", ())}),
+        ('mode = "report"\n[instance.a]\nsharing = "one-server"\n', (1,), {"a": ALL_BUT_B, "a-gpu1": OF_B}),
     ],
 )  # fmt: skip
 def test_a_gpu_in_exclusive_process_mode_has_an_instance_in_which_users_take_turns(
@@ -204,7 +205,7 @@ def test_a_gpu_in_exclusive_process_mode_has_an_instance_in_which_users_take_tur
 ) -> None:
     """No control daemon serves such a GPU together with others, and all other GPUs are shared as the policy says."""
     assert split(text, *shut) == found
-    stays = "enforce" not in text and ('sharing = "t' in text or "compute_mode" in text)
+    stays = '"report"' not in text and ("sharing" in text or "compute_mode" in text)
     assert needs_modes(policy(text)) is not stays
 
 
@@ -216,8 +217,8 @@ def test_the_only_gpu_of_a_machine_is_not_named() -> None:
 def test_a_turn_on_such_a_gpu_has_no_end_unless_the_policy_sets_one() -> None:
     for text, after in (
         ("", None),
-        ('[switch]\nafter = "10m"\n', 600.0),
-        ('[instance.a.switch]\nafter = "1m"\n', 60.0),
+        ('[turn]\ntime_limit = "10m"\n', 600.0),
+        ('[instance.a.turn]\ntime_limit = "1m"\n', 60.0),
     ):
         (one,) = instances(policy(text), MACHINE[:1], {UUIDS[0]})
         assert one.rules(Identity(7)).switch_after == after
@@ -252,8 +253,8 @@ def test_a_control_daemon_serves_one_mig_device() -> None:
 def test_an_instance_that_is_no_longer_exclusive_keeps_its_turns_without_an_end() -> None:
     """Until the agent is started again: its users did not agree to a limit of time."""
     (shared, shut) = instances(Policy(), MACHINE, {UUIDS[1]})
-    left = without_section(policy("[limits]\nthreads = 20\n"), shut)
+    left = without_section(policy("[limits]\nactive_threads = '20%'\n"), shut)
     assert (left.sharing, left.devices, left.rules(Identity(7)).switch_after) == ("turns", (UUIDS[1],), None)
-    assert left.rules(Identity(7)).threads == 20.0
+    assert left.rules(Identity(7)).threads == Percent(20.0)
     assert exclusive(left) == exclusive(shut)
     assert exclusive(without_section(Policy(), shared)) is None

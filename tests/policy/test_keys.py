@@ -42,7 +42,7 @@ def named(one: Key) -> str:
 def test_every_attribute_is_that_of_a_row() -> None:
     """An attribute that no key sets would be a setting that no one can change, and the other way round."""
     policy = {one.name for one in fields(Policy) if not one.name.startswith("_")} - OF_THE_POLICY_ITSELF
-    assert policy == {one.field for one in KEYS if one.scope is not Scope.USER} | {"enforce_hang"}
+    assert policy == {one.field for one in KEYS if one.scope is not Scope.USER} | {"enforce"}
     rules = {one.name for one in fields(Rules)} - OF_THE_RULES_THEMSELVES
     assert rules == {one.in_rules for one in KEYS if one.in_rules}
 
@@ -83,8 +83,8 @@ def test_a_key_for_users_may_stand_with_users_and_groups_and_no_other_may() -> N
     who = ROOT.tables["user"].each
     assert who is ROOT.tables["group"].each
     assert who is not None
-    inside = {one.path for one in (*who.keys.values(), *who.tables["switch"].keys.values())}
-    assert inside == {one.path for one in KEYS if one.scope is Scope.USER} - {("hang", "enforce")}
+    inside = {one.path for one in (*who.keys.values(), *who.tables["turn"].keys.values())}
+    assert inside == {one.path for one in KEYS if one.scope is Scope.USER}
     assert {"user", "group", "cgroup", "instance"} == set(NAMED)
 
 

@@ -13,10 +13,10 @@ TEXT = """\
 top = 1
 
 [limits] # another
-threads = { sms = 26 }
-memory = "# not a comment"
+active_threads = 26
+memory_limit = "# not a comment"
 [user."jane.doe"]
-switch.after = "10m"; x = 1
+turn.time_limit = "10m"; x = 1
 """.replace("; x = 1", "")
 
 
@@ -25,12 +25,12 @@ def test_keys_tables_and_dotted_keys() -> None:
     assert key_lines(TEXT) == {
         ("top",): 2,
         ("limits",): 4,
-        ("limits", "threads"): 5,
-        ("limits", "memory"): 6,
+        ("limits", "active_threads"): 5,
+        ("limits", "memory_limit"): 6,
         ("user",): 7,
         ("user", "jane.doe"): 7,
-        ("user", "jane.doe", "switch"): 8,
-        ("user", "jane.doe", "switch", "after"): 8,
+        ("user", "jane.doe", "turn"): 8,
+        ("user", "jane.doe", "turn", "time_limit"): 8,
     }
 
 
@@ -61,7 +61,7 @@ def test_values_over_several_lines_do_not_shift_what_follows() -> None:
 def test_the_nearest_known_key_stands_in() -> None:
     """Keys inside an inline table have the line of the key that holds the table."""
     lines = key_lines(TEXT)
-    assert line_of(lines, ("limits", "threads", "sms")) == 5
+    assert line_of(lines, ("limits", "active_threads", "clients")) == 5
     assert line_of(lines, ("limits", "nothing")) == 4
     assert line_of(lines, ("nothing",)) == 0
 

@@ -32,56 +32,56 @@ def _accepted(policy: Policy | None, errors: list[PolicyError]) -> None:
 # --- mistakes in policies that are right otherwise
 
 _GOOD = {
-    "enforce": ["true", "false"],
+    "mode": ['"enforce"', '"report"'],
     "access": ['"allow"', '"deny"'],
-    "threads": ["50", "{ sms = 26 }", "{ clients = 3 }", "{ weight = 2 }"],
-    "memory": ['"20G"', '"25%"', '{ 0 = "1G", GPU-a = "2G" }'],
-    "priority": ["7"],
-    "queue": ['"fair"'],
-    "total_threads": ["100"],
-    "total_memory": ['"100%"'],
+    "active_threads": ['"50%"', "26", "{ clients = 3 }", "{ weight = 2 }"],
+    "memory_limit": ['"20G"', '"25%"', '{ 0 = "1G", GPU-a = "2G" }'],
+    "queue_priority": ["7"],
+    "queue_order": ['"fair-share"'],
+    "total_active_threads": ['"100%"'],
+    "total_memory_limit": ['"100%"'],
     "max_clients": ["1", "1000"],
     "max_contexts": ["1", "1000"],
-    "action": ['"quit"', '"none"'],
-    "exempt": ["true"],
+    "on_expiry": ['"restart-mps"', '"none"'],
+    "never_preempt": ["true"],
     "client_priority": ['"normal"', '"below-normal"'],
-    "terminal": ["true"],
-    "idle_by": ['"cpu"', '"gpu"'],
-    "over_limits": ['"report"', '"memory"', '"terminate"'],
-    "otherwise": ['"none"'],
-    "apart_users": ["1", "128"],
+    "notify_terminal": ["true"],
+    "idle_metric": ['"cpu"', '"gpu"'],
+    "on_limit_exceeded": ['"report"', '"terminate-memory"', '"terminate"'],
+    "pause_fallback": ['"none"'],
+    "max_users": ["1", "128"],
     "devices": ["[]", '["GPU-a", "GPU-b"]', '["MIG-b"]'],
     "users": ['["alice", "7"]', "[]"],
     "groups": ['["staff"]'],
-    "placement": ['"fixed"', '"least-loaded"', '"own"'],
-    "bypass": ['"terminate"', '"report"'],
-    "bypass_grace": ['"5m"'],
-    "bypass_exempt": ['["dcgm", "7"]'],
+    "placement": ['"fixed"', '"least-loaded"', '"by-directory"'],
+    "on_outside_mps": ['"terminate"', '"report"'],
+    "outside_mps_grace": ['"5m"'],
+    "outside_mps_exempt": ['["dcgm", "7"]'],
     "compute_mode": ['"default"'],
     "pipe_directory": ['"/run/mps"'],
     "log_directory": ['"/var/log/mps"'],
     "log_size": ['"512M"', '"2G"'],
-    "control_program": ['"nvidia-cuda-mps-control"', '"/usr/bin/x"'],
+    "control_daemon_path": ['"nvidia-cuda-mps-control"', '"/usr/bin/x"'],
     "on_stop": ['"leave"', '"quit"'],
     "shares": ["1", "100"],
     "share_memory": ["false"],
-    "processes": ["1", "4"],
+    "processes_per_pod": ["1", "4"],
     "cdi_file": ['"/etc/cdi/mpsagent.json"'],
     "admin_group": ['"wheel"'],
-    "before_end": ['"/bin/true"'],
-    "warning": ['"/bin/true"'],
+    "pre_terminate": ['"/bin/true"'],
+    "turn_warning": ['"/bin/true"'],
     "warning_signal": ['"SIGUSR1"', '"none"'],
-    "keep": ['"30d"'],
-    "size": ['"512M"', '"2G"'],
+    "retention": ['"30d"'],
+    "max_size": ['"512M"', '"2G"'],
 }
 _BAD = ['":/ "', "-1", "[[1]]", "1979-05-27", "{ zz = 1 }", "nan", '""', "[3]"]
 
 
 def _good(key: Key) -> list[str]:
-    if (key.section, key.name) == ("instance", "server"):
-        return ['"own"', '"shared"']
+    if (key.section, key.name) == ("instance", "server_scope"):
+        return ['"user"', '"all"']
     if (key.section, key.name) == ("instance", "sharing"):
-        return ['"turns"', '"together"']
+        return ['"turns"', '"one-server"']
     return _GOOD.get(key.name, ['"30s"', '"1m30s"'])
 
 
@@ -90,9 +90,9 @@ def _line(draw: st.DrawFn, section: str) -> tuple[str, bool]:
     """A line of a section, and whether it is wrong."""
     who = section in ("user", "group")
     shares = tuple(key for key in keys_of("limits") if key.name in OF_CGROUPS)
-    present = keys_of("limits") + keys_of("switch") if who else shares if section == "cgroup" else keys_of(section)
+    present = keys_of("limits") + keys_of("turn") if who else shares if section == "cgroup" else keys_of(section)
     key = draw(st.sampled_from(present))
-    name = f"switch.{key.name}" if who and key.section == "switch" else key.name
+    name = f"turn.{key.name}" if who and key.section == "turn" else key.name
     kind = draw(st.sampled_from(["good", "good", "name", "value"]))
     if kind == "name":
         return f"{name}{draw(st.sampled_from(['x', '_', '-of', 's-s']))} = {draw(st.sampled_from(_good(key)))}", True
@@ -151,18 +151,18 @@ def test_a_torn_policy_gives_errors_that_name_a_line(
 # --- resolution
 
 _threads = (
-    st.floats(0.1, 100).map(lambda value: round(value, 2))
-    | st.integers(2, 200).map(lambda count: f"{{ sms = {count} }}")
+    st.floats(0.1, 100).map(lambda value: f"'{round(value, 2)}%'")
+    | st.integers(2, 200).map(str)
     | st.integers(1, 50).map(lambda count: f'{{ clients = {count}, rule = "double" }}')
     | st.integers(1, 9).map(lambda weight: f"{{ weight = {weight} }}")
-).map(lambda value: f"threads = {value}")
+).map(lambda value: f"active_threads = {value}")
 _amounts = st.integers(1, 200).map(lambda size: f'"{size}G"') | st.integers(1, 100).map(lambda size: f'"{size}%"')
 _memory = (
     _amounts
     | st.tuples(st.sampled_from(["0", "1", "GPU-b"]), _amounts).map(lambda pair: f"{{ {pair[0]} = {pair[1]} }}")
-).map(lambda value: f"memory = {value}")
+).map(lambda value: f"memory_limit = {value}")
 _max_clients = st.integers(1, 99).map(lambda count: f"max_clients = {count}")
-_after = st.integers(0, 99).map(lambda minutes: f'after = "{minutes}m"')
+_after = st.integers(0, 99).map(lambda minutes: f'time_limit = "{minutes}m"')
 _body = st.tuples(st.none() | _threads, st.none() | _memory, st.none() | _max_clients, st.none() | _after)
 _sections = st.fixed_dictionaries(
     {"limits": _body},
@@ -181,10 +181,10 @@ def _text(sections: dict[str, tuple[str | None, ...]]) -> str:
     for name, body in sections.items():
         own = [one for one in body if one is not None]
         if name == "limits":
-            lines += ["[switch]", *(one for one in own if one.startswith("after"))]
-            lines += ["[limits]", *(one for one in own if not one.startswith("after"))]
+            lines += ["[turn]", *(one for one in own if one.startswith("time_limit"))]
+            lines += ["[limits]", *(one for one in own if not one.startswith("time_limit"))]
         else:
-            lines += [f"[{name}]", *("switch." + one if one.startswith("after") else one for one in own)]
+            lines += [f"[{name}]", *("turn." + one if one.startswith("time_limit") else one for one in own)]
     return "\n".join(lines) + "\n"
 
 
@@ -207,15 +207,15 @@ def test_the_first_section_in_the_documented_order_gives_each_key(
     policy, errors = load([("x.toml", text)])
     assert policy is not None, errors
     rules = policy.rules(who)
-    for name, place in (("threads", 0), ("max_clients", 2), ("switch.after", 3)):
+    for name, place in (("active_threads", 0), ("max_clients", 2), ("turn.time_limit", 3)):
         section, line = _expected(sections, who, place)
         origin = rules.origin(name)
         if section is None:
             assert (origin.file, origin.line) == ("", 0)
             continue
         assert line is not None
-        assert text.split("\n")[origin.line - 1].removeprefix("switch.") == line
-        expected = {"limits": {"switch.after": "switch.after"}.get(name, f"limits.{name}")}.get(
+        assert text.split("\n")[origin.line - 1].removeprefix("turn.") == line
+        expected = {"limits": {"turn.time_limit": "turn.time_limit"}.get(name, f"limits.{name}")}.get(
             section, f"{section}.{name}"
         )
         assert origin.key == expected
@@ -248,8 +248,8 @@ def test_a_second_file_changes_only_what_it_names(
     policy, errors = load([("1.toml", _text(first)), ("2.toml", _text(second))])
     assert policy is not None, errors
     for key, setting in policy.settings.items():
-        again = second.get(".".join(key[:2])) or (second.get("limits") if key[0] in ("limits", "switch") else None)
-        place = {"threads": 0, "max_clients": 2, "after": 3}.get(key[-1])
+        again = second.get(".".join(key[:2])) or (second.get("limits") if key[0] in ("limits", "turn") else None)
+        place = {"active_threads": 0, "max_clients": 2, "time_limit": 3}.get(key[-1])
         if place is not None:
             assert setting.origin.file == ("2.toml" if again is not None and again[place] is not None else "1.toml")
     assert load([("1.toml", _text(first)), ("2.toml", _text(second))])[0] == policy

@@ -13,6 +13,7 @@ from mpsagent.mps.limits import Device, Limits, Total
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.shares import Share, matches, named
+from mpsagent.policy.values import Percent
 from tests.policies import policy
 
 GIB = 1 << 30
@@ -62,7 +63,7 @@ def test_a_hostile_name_takes_no_time() -> None:
 
 @pytest.mark.parametrize("name", ["a/b", "/a/", "//a", "", "a[b]", "/\\u0007"])
 def test_what_is_no_cgroup_is_a_mistake(name: str) -> None:
-    found, errors = load([("p.toml", f'[cgroup."{name}"]\nthreads = 5\n')])
+    found, errors = load([("p.toml", f'[cgroup."{name}"]\nactive_threads = "5%"\n')])
     assert found is None
     assert [one.line for one in errors] == [1]
 
@@ -79,13 +80,17 @@ def test_only_limits_and_totals_stand_there() -> None:
 )  # fmt: skip
 def test_each_cgroup_that_a_pattern_names_has_a_total_of_its_own(pattern: str, cgroup: str) -> None:
     assert named(pattern, SLURM) == cgroup
-    share = policy(f'[cgroup."{pattern}"]\ntotal_threads = 30\ntotal_memory = "25%"\nmax_clients = 3\n').share(SLURM)
+    share = policy(
+        f'[cgroup."{pattern}"]\ntotal_active_threads = "30%"\ntotal_memory_limit = "25%"\nmax_clients = 3\n'
+    ).share(SLURM)
     assert share is not None
     assert (share.job, share.max_clients, share.total([H200])) == (cgroup, 3, Total(30.0, {0: 35 * GIB}, 6.1))
 
 
 def test_no_process_has_more_than_its_job_has_in_total() -> None:
-    made = policy('[limits]\nthreads = 50\n[cgroup."/a"]\ntotal_threads = 30\ntotal_memory = "4G"\n')
+    made = policy(
+        '[limits]\nactive_threads = "50%"\n[cgroup."/a"]\ntotal_active_threads = "30%"\ntotal_memory_limit = "4G"\n'
+    )
     share = made.share("/a/b")
     assert share is not None
     assert made.rules(ALICE).limits_within(share, [H200]) == Limits(30.0, {0: 4 * GIB})
@@ -93,10 +98,10 @@ def test_no_process_has_more_than_its_job_has_in_total() -> None:
 
 
 def test_the_first_section_that_fits_counts() -> None:
-    made = policy('[cgroup."/a/b"]\nthreads = 5\n[cgroup."/a"]\nthreads = 7\n')
+    made = policy('[cgroup."/a/b"]\nactive_threads = "5%"\n[cgroup."/a"]\nactive_threads = "7%"\n')
     assert [getattr(made.share(path), "threads", None) for path in ("/a/b/c", "/a/c", "/c", None)] == [
-        5.0,
-        7.0,
+        Percent(5.0),
+        Percent(7.0),
         None,
         None,
     ]
@@ -105,19 +110,35 @@ def test_the_first_section_that_fits_counts() -> None:
 @pytest.mark.parametrize(
     ("user", "asked", "given"),
     [
-        ('threads = 20\nmemory = "4G"', Share("x", 10.0, {"": 1 * GIB}), Limits(10.0, {0: 1 * GIB})),
         (
-            'threads = 20\nmemory = "4G"',
-            Share("x", 50.0, {"": 8 * GIB}),
+            'active_threads = "20%"\nmemory_limit = "4G"',
+            Share("x", Percent(10.0), {"": 1 * GIB}),
+            Limits(10.0, {0: 1 * GIB}),
+        ),
+        (
+            'active_threads = "20%"\nmemory_limit = "4G"',
+            Share("x", Percent(50.0), {"": 8 * GIB}),
             Limits(20.0, {0: 4 * GIB}),
         ),
-        ('threads = 20\nmemory = "4G"', Share("x"), Limits(20.0, {0: 4 * GIB})),
-        ("threads = 20\ntotal_threads = 60", Share("x", 40.0), Limits(40.0)),
-        ("threads = 20\ntotal_threads = 60", Share("x", 80.0), Limits(60.0)),
-        ('memory = "4G"\ntotal_memory = "16G"', Share("x", None, {"0": 8 * GIB}), Limits(100.0, {0: 8 * GIB})),
-        ('memory = "4G"\ntotal_memory = "16G"', Share("x", None, {"": 80 * GIB}), Limits(100.0, {0: 16 * GIB})),
-        ('memory = "4G"\ntotal_memory = "16G"', Share("x", None, {"1": 8 * GIB}), Limits(100.0, {0: 4 * GIB})),
-        ("threads = 20", Share("x", None, {"": 8 * GIB}), Limits(20.0, {0: 8 * GIB})),
+        ('active_threads = "20%"\nmemory_limit = "4G"', Share("x"), Limits(20.0, {0: 4 * GIB})),
+        ("active_threads = '20%'\ntotal_active_threads = '60%'", Share("x", Percent(40.0)), Limits(40.0)),
+        ("active_threads = '20%'\ntotal_active_threads = '60%'", Share("x", Percent(80.0)), Limits(60.0)),
+        (
+            'memory_limit = "4G"\ntotal_memory_limit = "16G"',
+            Share("x", None, {"0": 8 * GIB}),
+            Limits(100.0, {0: 8 * GIB}),
+        ),
+        (
+            'memory_limit = "4G"\ntotal_memory_limit = "16G"',
+            Share("x", None, {"": 80 * GIB}),
+            Limits(100.0, {0: 16 * GIB}),
+        ),
+        (
+            'memory_limit = "4G"\ntotal_memory_limit = "16G"',
+            Share("x", None, {"1": 8 * GIB}),
+            Limits(100.0, {0: 4 * GIB}),
+        ),
+        ("active_threads = '20%'", Share("x", None, {"": 8 * GIB}), Limits(20.0, {0: 8 * GIB})),
     ],
 )
 def test_a_share_lowers_and_raises_within_what_the_user_may_have(user: str, asked: Share, given: Limits) -> None:
@@ -125,4 +146,7 @@ def test_a_share_lowers_and_raises_within_what_the_user_may_have(user: str, aske
 
 
 def test_the_fail_safe_limits_are_not_more_than_any_job_may_have() -> None:
-    assert policy('[limits]\nthreads = 20\n[cgroup."/a"]\nthreads = 5\n').fail_safe([H200]).threads == 5.0
+    assert (
+        policy('[limits]\nactive_threads = "20%"\n[cgroup."/a"]\nactive_threads = "5%"\n').fail_safe([H200]).threads
+        == 5.0
+    )

@@ -11,6 +11,7 @@ from mpsagent.mps.units import multiprocessors_for_percent
 from mpsagent.policy import totals
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
+from mpsagent.policy.values import Percent
 from tests.policies import policy
 
 GIB = 1 << 30
@@ -24,21 +25,25 @@ def test_without_totals_there_is_no_bound() -> None:
 
 
 def test_what_totals_come_to() -> None:
-    rules = policy('[limits]\nthreads = 20\nmemory = "4G"\ntotal_threads = 60\ntotal_memory = "10%"\n').rules(ALICE)
+    rules = policy(
+        '[limits]\nactive_threads = "20%"\nmemory_limit = "4G"\ntotal_active_threads = "60%"\n'
+        'total_memory_limit = "10%"\n'
+    ).rules(ALICE)
     assert rules.total([H200, SMALL]) == Total(60.0, {0: 14 * GIB, 1: 2457 << 20}, 6.1)
-    assert policy('[limits]\nmemory = "1G"\ntotal_memory = "3G"\n').rules(ALICE).total([H200]) == Total(
+    assert policy('[limits]\nmemory_limit = "1G"\ntotal_memory_limit = "3G"\n').rules(ALICE).total([H200]) == Total(
         None, {0: 3 * GIB}
     )
 
 
 def test_each_key_is_looked_up_on_its_own() -> None:
     found = policy(
-        "[limits]\nthreads = 10\ntotal_threads = 80\n[group.lab]\ntotal_threads = 40\n[user.alice]\nthreads = 15\n"
+        "[limits]\nactive_threads = '10%'\ntotal_active_threads = '80%'\n[group.lab]\n"
+        "total_active_threads = '40%'\n[user.alice]\nactive_threads = '15%'\n"
     )
     rules = found.rules(ALICE)
-    assert (rules.threads, rules.total([H200])) == (15.0, Total(40.0, {}, 6.1))
-    assert rules.explain([H200])["total_threads"]["value"] == 40.0
-    assert rules.explain([H200])["total_threads"]["from"]["line"] == 5
+    assert (rules.threads, rules.total([H200])) == (Percent(15.0), Total(40.0, {}, 6.1))
+    assert rules.explain([H200])["total_active_threads"]["value"] == "40%"
+    assert rules.explain([H200])["total_active_threads"]["from"]["line"] == 5
 
 
 @pytest.mark.parametrize(
@@ -47,7 +52,7 @@ def test_each_key_is_looked_up_on_its_own() -> None:
 )
 def test_totals_in_multiprocessors_are_counted_in_multiprocessors(own: int, most: int, fit: int) -> None:
     """Percentages round up to whole multiprocessors, and that must not cost the last process."""
-    text = f"[limits]\nthreads = {{ sms = {own} }}\ntotal_threads = {{ sms = {most} }}\n"
+    text = f"[limits]\nactive_threads = {own}\ntotal_active_threads = {most}\n"
     rules = policy(text).rules(ALICE)
     total, each = rules.total([H200]), rules.limits([H200])
     assert total is not None
@@ -62,7 +67,9 @@ def test_processes_that_fit_never_have_more_multiprocessors_than_their_total(own
     """MPS gives each of an H200's at least 8: 8 processes of a job with 52 had 64 (2026-11-23, slurm-day.md). The first
     one always may: nothing smaller can be given."""
     total = (
-        policy(f"[limits]\nthreads = {min(own, most) / 10}\ntotal_threads = {most / 10}\n").rules(ALICE).total([H200])
+        policy(f"[limits]\nactive_threads = '{min(own, most) / 10}%'\ntotal_active_threads = '{most / 10}%'\n")
+        .rules(ALICE)
+        .total([H200])
     )
     assert total is not None
     used: list[Limits] = []
@@ -89,58 +96,77 @@ def test_tenths_add_up_without_drift() -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("[limits]\nthreads = 60\ntotal_threads = 60\n", []),
-        ("[limits]\nthreads = 61\ntotal_threads = 60\n", ["3 limits.total_threads"]),
-        ("[limits]\ntotal_threads = 60\n", ["2 limits.total_threads"]),
-        ("[user.a]\ntotal_threads = 60\n", ["2 user.a.total_threads"]),
-        ("[limits]\nthreads = 70\n[group.g]\ntotal_threads = 60\n", ["4 group.g.total_threads"]),
-        ("[limits]\nthreads = { sms = 50 }\ntotal_threads = { sms = 40 }\n", ["3 limits.total_threads"]),
-        ("[limits]\nthreads = { clients = 2 }\ntotal_threads = 40\n", ["3 limits.total_threads"]),
-        ('[limits]\ntotal_memory = "4G"\n', ["2 limits.total_memory"]),
-        ('[limits]\nmemory = "5G"\ntotal_memory = "4G"\n', ["3 limits.total_memory"]),
-        ('[limits]\nmemory = "30%"\ntotal_memory = "20%"\n', ["3 limits.total_memory"]),
-        ('[limits]\nmemory = { 0 = "1G", 1 = "5G" }\ntotal_memory = "4G"\n', ["3 limits.total_memory"]),
-        ('[limits]\nmemory = "1G"\ntotal_memory = "4G"\n', []),
-        ('[limits]\naccess = "deny"\ntotal_threads = 6\n[user.a]\naccess = "allow"\nthreads = 5\n', []),
-        ("[limits]\ntotal_threads = { clients = 2 }\n", ["2 limits.total_threads"]),
+        ("[limits]\nactive_threads = '60%'\ntotal_active_threads = '60%'\n", []),
+        ("[limits]\nactive_threads = '61%'\ntotal_active_threads = '60%'\n", ["3 limits.total_active_threads"]),
+        ("[limits]\ntotal_active_threads = '60%'\n", ["2 limits.total_active_threads"]),
+        ("[user.a]\ntotal_active_threads = '60%'\n", ["2 user.a.total_active_threads"]),
+        ("[limits]\nactive_threads = '70%'\n[group.g]\ntotal_active_threads = '60%'\n",
+         ["4 group.g.total_active_threads"]),
+        ("[limits]\nactive_threads = 50\ntotal_active_threads = 40\n", ["3 limits.total_active_threads"]),
+        ("[limits]\nactive_threads = { clients = 2 }\ntotal_active_threads = '40%'\n",
+         ["3 limits.total_active_threads"]),
+        ('[limits]\ntotal_memory_limit = "4G"\n', ["2 limits.total_memory_limit"]),
+        ('[limits]\nmemory_limit = "5G"\ntotal_memory_limit = "4G"\n', ["3 limits.total_memory_limit"]),
+        ('[limits]\nmemory_limit = "30%"\ntotal_memory_limit = "20%"\n', ["3 limits.total_memory_limit"]),
+        ('[limits]\nmemory_limit = { 0 = "1G", 1 = "5G" }\ntotal_memory_limit = "4G"\n',
+         ["3 limits.total_memory_limit"]),
+        ('[limits]\nmemory_limit = "1G"\ntotal_memory_limit = "4G"\n', []),
+        ('[limits]\naccess = "deny"\ntotal_active_threads = "6%"\n[user.a]\naccess = "allow"\nactive_threads = "5%"\n',
+         []),
+        ("[limits]\ntotal_active_threads = { clients = 2 }\n", ["2 limits.total_active_threads"]),
     ],
 )  # fmt: skip
 def test_a_total_in_which_no_client_ever_fits_is_a_mistake(text: str, found: list[str]) -> None:
     errors = load([("p.toml", text)])[1]
     assert [f"{one.line} {one.key}" for one in errors] == found
-    assert all("no client process ever fits" in one.problem or "is no total" in one.problem for one in errors)
+    assert all("no client process ever fits" in one.problem or "is not a total" in one.problem for one in errors)
 
 
 def test_what_depends_on_the_gpus_is_a_warning_there() -> None:
-    mixed = policy('[limits]\nthreads = { sms = 60 }\nmemory = "10G"\ntotal_threads = 50\ntotal_memory = "40%"\n')
+    mixed = policy(
+        '[limits]\nactive_threads = 60\nmemory_limit = "10G"\ntotal_active_threads = "50%"\n'
+        'total_memory_limit = "40%"\n'
+    )
     assert [one.key for one in totals.against_devices(mixed, [H200])] == []
-    assert [one.key for one in totals.against_devices(mixed, [SMALL])] == ["limits.total_threads"]
-    memory = policy('[limits]\nmemory = "10G"\ntotal_memory = "40%"\n')
-    assert [one.key for one in totals.against_devices(memory, [SMALL])] == ["limits.total_memory"]
+    assert [one.key for one in totals.against_devices(mixed, [SMALL])] == ["limits.total_active_threads"]
+    memory = policy('[limits]\nmemory_limit = "10G"\ntotal_memory_limit = "40%"\n')
+    assert [one.key for one in totals.against_devices(memory, [SMALL])] == ["limits.total_memory_limit"]
 
 
 def test_a_section_that_another_one_completes_is_no_mistake() -> None:
     """[user.alice] has the total and her group the threads: it was refused without her groups."""
-    made = policy("[group.lab]\nthreads = 20\n[user.alice]\ntotal_threads = 60\n")
+    made = policy("[group.lab]\nactive_threads = '20%'\n[user.alice]\ntotal_active_threads = '60%'\n")
     assert totals.of_users(made, [ALICE], [H200]) == ()
-    assert made.rules(ALICE).threads == 20.0
+    assert made.rules(ALICE).threads == Percent(20.0)
     assert [one.problem for one in totals.of_users(made, [Identity(1001, "alice")], [H200])] == [
         "no client process of alice ever fits: threads of a client process are 100 %, which is more"
     ]
-    made = policy('[group.lab]\nmemory = "1G"\n[group.big]\ntotal_memory = "4G"\n')
+    made = policy('[group.lab]\nmemory_limit = "1G"\n[group.big]\ntotal_memory_limit = "4G"\n')
     assert totals.of_users(made, [Identity(1001, "alice", ("lab", "big"))], [H200]) == ()
 
 
 def test_a_user_whose_groups_leave_no_room_is_told_of() -> None:
     """Each section is right by itself, and alice would have waited for ever."""
-    made = policy("[user.alice]\nthreads = 70\n[group.lab]\nthreads = 20\ntotal_threads = 60\n")
+    made = policy(
+        "[user.alice]\nactive_threads = '70%'\n[group.lab]\nactive_threads = '20%'\ntotal_active_threads = '60%'\n"
+    )
     found = totals.of_users(made, [ALICE, Identity(1002, "bob", ("lab",))], [H200])
-    assert [(one.line, one.key) for one in found] == [(5, "group.lab.total_threads")]
+    assert [(one.line, one.key) for one in found] == [(5, "group.lab.total_active_threads")]
     assert found[0].problem.startswith("no client process of alice ever fits: ")
-    mixed = policy("[user.alice]\nthreads = { sms = 60 }\n[group.lab]\nthreads = 20\ntotal_threads = 40\n")
+    mixed = policy(
+        "[user.alice]\nactive_threads = 60\n[group.lab]\nactive_threads = '20%'\ntotal_active_threads = '40%'\n"
+    )
     assert totals.of_users(mixed, [ALICE], [H200])[0].problem.startswith("no client process of alice ever fits: on the")
 
 
 def test_a_mistake_that_no_group_takes_away_stays_one() -> None:
-    errors = load([("p.toml", "[user.alice]\nthreads = 70\ntotal_threads = 60\n[group.lab]\nthreads = 20\n")])[1]
-    assert [f"{one.line} {one.key}" for one in errors] == ["3 user.alice.total_threads"]
+    errors = load(
+        [
+            (
+                "p.toml",
+                "[user.alice]\nactive_threads = '70%'\ntotal_active_threads = '60%'\n[group.lab]\n"
+                "active_threads = '20%'\n",
+            )
+        ]
+    )[1]
+    assert [f"{one.line} {one.key}" for one in errors] == ["3 user.alice.total_active_threads"]

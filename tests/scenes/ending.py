@@ -10,7 +10,10 @@ from collections.abc import Callable
 from tests.conformance import rig as rigs
 from tests.scenes.stage import A, B, Client, Json, Result, Scene, Stage, median, seconds_of, spread
 
-POLICY = '[limits]\nthreads = 40\nmemory = "2G"\n[hang]\nterminate = "3s"\nkill_grace = "1s"\nfault = "2s"\n'
+POLICY = (
+    '[limits]\nactive_threads = "40%"\nmemory_limit = "2G"\n[timeouts]\nclient_terminate = "3s"\n'
+    'sigkill_delay = "1s"\nfault_recovery = "2s"\n'
+)
 SERVED = 0.2
 """Seconds between two attempts to be served."""
 
@@ -46,7 +49,7 @@ def ladder_for(kind: str, server: str) -> Callable[[Stage, int], Result]:
             neighbour = stage.client(A, "work", 120)
             neighbour.working()
             since = time.monotonic()
-            status, said = stage.cli(agent, "client", "terminate", str(victim.pid))
+            status, said = stage.cli(agent, "terminate", str(victim.pid))
             gone = victim.ended() is not None
             took.append(time.monotonic() - since)
             ended += gone
@@ -68,7 +71,7 @@ def ladder_for(kind: str, server: str) -> Callable[[Stage, int], Result]:
 
 def stopped(stage: Stage, count: int) -> Result:
     """What a batch system or a container's engine does to a program: with `mpsagent-cli run`, and without."""
-    agent = stage.with_agent(POLICY, extra='sharing = "together"')
+    agent = stage.with_agent(POLICY, extra='sharing = "one-server"')
     finished = {"with run": 0, "without": 0}
     problems: list[str] = []
     for number in range(2 * count):
@@ -177,7 +180,7 @@ def fault_on(server: str) -> Callable[[Stage, int], Result]:
                 late.append("the leftover lives on")
                 leftover.kill()
         figures: Json = {
-            "hang.fault, kill_grace (s)": f"{patience:g}, {kill_grace:g}",
+            "timeouts.fault_recovery, kill_grace (s)": f"{patience:g}, {kill_grace:g}",
             "the fault is over after (s)": spread(active),
             "a client that came meanwhile is served after (s)": spread(served),
             "of which the leftover takes SIGTERM (s)": median(served[::2]),
@@ -219,7 +222,7 @@ def fault_plain(stage: Stage, count: int) -> Result:
 
 def full(stage: Stage, count: int) -> Result:
     """48 clients: the 49th is held, the others are unharmed, and it is served as soon as a place is free."""
-    agent = stage.with_agent('[limits]\nthreads = 40\nmemory = "1G"\n')
+    agent = stage.with_agent('[limits]\nactive_threads = "40%"\nmemory_limit = "1G"\n')
     held = unharmed = served = 0
     problems: list[str] = []
     for _ in range(count):

@@ -11,8 +11,9 @@ from pathlib import Path
 from tests.scenes.stage import USERS, Client, Result, Scene, Stage
 
 POLICY = (
-    f'[limits]\nthreads = 20\nmemory = "4G"\n[user.{USERS[0]}]\nthreads = 20\ntotal_threads = 60\n'
-    '[cgroup."/mpsagent-test-*/small"]\nthreads = 10\n[cgroup."/mpsagent-test-*"]\nthreads = 40\n'
+    f'[limits]\nactive_threads = "20%"\nmemory_limit = "4G"\n[user.{USERS[0]}]\nactive_threads = "20%"\n'
+    'total_active_threads = "60%"\n'
+    '[cgroup."/mpsagent-test-*/small"]\nactive_threads = "10%"\n[cgroup."/mpsagent-test-*"]\nactive_threads = "40%"\n'
 )
 PLACES = {"": 20, "small": 10, "large": 40}
 """Percent of a client of the first user by the cgroup in which it is."""
@@ -55,7 +56,7 @@ def inside(path: Path) -> Iterator[None]:
 def jobs(stage: Stage, count: int) -> Result:
     """Clients of one user inside and outside of jobs, at once and one by one: each has its job's limits, and the user's
     total holds."""
-    agent = stage.with_agent(POLICY, extra='sharing = "together"\n')
+    agent = stage.with_agent(POLICY, extra='sharing = "one-server"\n')
     exact = 0
     problems: list[str] = []
     with cgroups("small", "large") as top:
@@ -81,7 +82,7 @@ def jobs(stage: Stage, count: int) -> Result:
 def leases(stage: Stage, count: int) -> Result:
     """A prolog gives a job, by its process, 10 of its user's 20 %; what the process starts has that, others have not.
     Another agent goes on with it; the epilog ends it."""
-    agent = stage.with_agent(POLICY, extra='sharing = "together"\n')
+    agent = stage.with_agent(POLICY, extra='sharing = "one-server"\n')
     exact = total = 0
     problems: list[str] = []
 
@@ -96,16 +97,18 @@ def leases(stage: Stage, count: int) -> Result:
 
     for number in range(count):
         target = ["--pid", str(os.getpid())] if number % 2 else ["--uid", str(USERS[1])]
-        status, said = stage.cli(agent, "lease", "add", *target, "--threads", "10", "--until", "10m")
+        status, said = stage.cli(agent, "lease", "add", *target, "--active-threads", "10%", "--until", "10m")
         serve(USERS[1], 10)
         serve(USERS[0], 10 if number % 2 else 20)
         stage.stop_agent(agent, signal.SIGKILL)
         agent = stage.again()
         serve(USERS[1], 10)
-        status += stage.cli(agent, "lease", "end", said.strip())[0]
+        status += stage.cli(agent, "lease", "delete", said.strip())[0]
         serve(USERS[1], 20)
         mark = agent.mark()
-        status += stage.cli(agent, "lease", "add", "--uid", str(USERS[2]), "--threads", "10", "--until", "500ms")[0]
+        status += stage.cli(
+            agent, "lease", "add", "--uid", str(USERS[2]), "--active-threads", "10%", "--until", "500ms"
+        )[0]
         agent.wait("lease.ended", since=mark)
         serve(USERS[2], 20)
         if status:

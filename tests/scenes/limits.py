@@ -23,8 +23,8 @@ from tests.scenes.stage import USERS, Agent, Client, Result, Scene, Stage
 SHARES = dict(zip(USERS, ((10, 1000), (20, 2048), (30, 3333), (35, 20389), (45, 6144)), strict=True))
 OVERHEAD = 300
 """MiB of its limit that a client may find taken by its own context."""
-POLICY = '[limits]\nthreads = 25\nmemory = "2G"\n' + "".join(
-    f'[user.{uid}]\nthreads = {percent}\nmemory = "{mib}M"\n' for uid, (percent, mib) in SHARES.items()
+POLICY = '[limits]\nactive_threads = "25%"\nmemory_limit = "2G"\n' + "".join(
+    f'[user.{uid}]\nactive_threads = "{percent}%"\nmemory_limit = "{mib}M"\n' for uid, (percent, mib) in SHARES.items()
 )
 SEED = 20
 

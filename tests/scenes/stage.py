@@ -29,6 +29,7 @@ from typing import Any
 
 from mpsagent.mps.units import multiprocessors_for_percent
 from tests.conformance import rig as rigs
+from tests.policies import SCOPES
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 USERS = (20001, 20002, 20003, 20004, 20005)
@@ -314,7 +315,7 @@ class Stage:
         temporary.write_text(
             f"{text}\n[instance.scene]\n"
             f'pipe_directory = "{self.rig.pipe}"\nlog_directory = "{self.rig.log}"\n'
-            f'control_program = "{control or self.backend.control}"\n{extra}\n'
+            f'control_daemon_path = "{control or self.backend.control}"\n{extra}\n'
         )
         temporary.replace(path)
         return path
@@ -343,7 +344,7 @@ class Stage:
         self, policy: str = "", *, control: str | None = None, extra: str = "", server: str = "own"
     ) -> Agent:
         """The agent at work: its control daemon runs, and the gate hands over. `server`: "own" or "shared"."""
-        self.policy(policy, control=control, extra=f'server = "{server}"\n{extra}')
+        self.policy(policy, control=control, extra=f'server_scope = "{SCOPES[server]}"\n{extra}')
         return self.again()
 
     def again(self) -> Agent:

@@ -11,9 +11,9 @@ from tests.conformance import rig as rigs
 from tests.scenes.limits import POLICY, SHARES, Changes
 from tests.scenes.stage import USERS, Agent, Client, Result, Scene, Stage
 
-TOGETHER = 'sharing = "together"\n'
+TOGETHER = 'sharing = "one-server"\n'
 # Long enough that, on a busy machine too, who comes during a fault or before a change is there before that is over.
-TIMES = '[switch]\nafter = "20s"\ngrace = "1s"\n[hang]\nfault = "1m"\nkill_grace = "1s"\n'
+TIMES = '[turn]\ntime_limit = "20s"\ngrace = "1s"\n[timeouts]\nfault_recovery = "1m"\nsigkill_delay = "1s"\n'
 
 
 def rushes(stage: Stage, count: int) -> Result:
@@ -110,22 +110,24 @@ def changed(stage: Stage, count: int) -> Result:
         problems += agent.api.problems()
         first.finish()
         second.working()
-        if agent.api.status()["mode"]["sharing"] != "together" or first.rc or _worker(stage, USERS[2], 1.0).rc:
+        if agent.api.status()["mode"]["sharing"] != "one-server" or first.rc or _worker(stage, USERS[2], 1.0).rc:
             problems.append(f"not together: {agent.api.status()['mode']}, first ended with {first.rc}")
         stage.policy(POLICY + TIMES)
         agent.api.order("reload")
         last = stage.client(USERS[4])
         if second.finish() != 0 or last.ended() != 0 or not last.inside(SHARES[last.uid][0]):
             problems.append(f"back to turns: {second.rc} {last.text()}")
-        stage.until(lambda: agent.api.status()["mode"]["server"] == "own", "servers of their own again")
+        stage.until(lambda: agent.api.status()["mode"]["server"] == "user", "servers of their own again")
     verdict = f"{count} changes there and back, {len(problems)} problems"
     return Result({"said": said[:3], "problems": problems}, not problems, verdict, problems)
 
 
 def rank(stage: Stage, count: int) -> Result:
     """Users who wait are served by priority, then by GPU time, then by arrival; another agent knows what users had."""
-    text = '[switch]\nafter = "never"\n' + "".join(f"[user.{uid}]\npriority = {number}\n" for uid, number in RANKS)
-    agent = stage.with_agent(text, extra='queue = "fair"\n')
+    text = '[turn]\ntime_limit = "never"\n' + "".join(
+        f"[user.{uid}]\nqueue_priority = {number}\n" for uid, number in RANKS
+    )
+    agent = stage.with_agent(text, extra='queue_order = "fair-share"\n')
     right = 0
     orders: list[list[int]] = []
     for _ in range(count):
@@ -180,8 +182,9 @@ def killed(stage: Stage, count: int) -> Result:
 
 
 TOTALS = (
-    '[limits]\nthreads = 20\nmemory = "4G"\ntotal_threads = 50\ntotal_memory = "9G"\n'
-    f'[user.{USERS[1]}]\nthreads = 10\nmemory = "1G"\ntotal_threads = 30\ntotal_memory = "8G"\n'
+    '[limits]\nactive_threads = "20%"\nmemory_limit = "4G"\ntotal_active_threads = "50%"\ntotal_memory_limit = "9G"\n'
+    f'[user.{USERS[1]}]\nactive_threads = "10%"\nmemory_limit = "1G"\ntotal_active_threads = "30%"\n'
+    'total_memory_limit = "8G"\n'
 )
 FIT = {USERS[0]: (2, 20), USERS[1]: (3, 10)}
 """How many processes of a user fit at a time, and the percent of each."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from tests.scenes.stage import A, B, C, Client, Json, Result, Scene, Stage, median, spread
 
-LIMITS = '[limits]\nthreads = 50\nmemory = "4G"\n'
+LIMITS = '[limits]\nactive_threads = "50%"\nmemory_limit = "4G"\n'
 
 
 # --- a change of user -------------------------------------------------------------------------------------------------
@@ -95,8 +95,8 @@ def whole(stage: Stage, count: int) -> Result:
     """B's program has four processes that wait for each other, and A sends clients for ever. All four are let in within
     one turn: a program whose processes cannot all be served would wait for ever."""
     stage.with_agent(
-        f'{LIMITS}[switch]\nafter = "4s"\ngrace = "4s"\n[hang]\nterminate = "1s"\nkill_grace = "1s"\n'
-        f'[user.{B}]\nswitch.after = "1m"\n'  # on a busy machine four processes take their time to come
+        f'{LIMITS}[turn]\ntime_limit = "4s"\ngrace = "4s"\n[timeouts]\nclient_terminate = "1s"\nsigkill_delay = "1s"\n'
+        f'[user.{B}]\nturn.time_limit = "1m"\n'  # on a busy machine four processes take their time to come
     )
     complete = 0
     problems: list[str] = []
@@ -206,8 +206,8 @@ def starvation(stage: Stage, count: int) -> Result:
 
     def lane(beside: Stage, rounds: int) -> None:
         beside.with_agent(
-            f'{LIMITS}[switch]\nafter = "{after:g}s"\ngrace = "{grace:g}s"\n[hang]\nkill_grace = "1s"\n'
-            f'[user.{B}]\nswitch.after = "1m"\n'  # B's turn is not what is looked at
+            f'{LIMITS}[turn]\ntime_limit = "{after:g}s"\ngrace = "{grace:g}s"\n[timeouts]\nsigkill_delay = "1s"\n'
+            f'[user.{B}]\nturn.time_limit = "1m"\n'  # B's turn is not what is looked at
         )
         for _ in range(rounds):
             with _fed(beside):
@@ -268,7 +268,7 @@ def _dead_waiter(stage: Stage, number: signal.Signals, first: bool) -> tuple[Cli
 def dead_waiter(stage: Stage, count: int) -> Result:
     """A user presses Ctrl-C while waiting; whoever waits behind is served all the same."""
     bound = 5.0 + stage.allowance
-    agent = stage.with_agent(LIMITS + '[switch]\nafter = "20s"\ngrace = "2s"\n')
+    agent = stage.with_agent(LIMITS + '[turn]\ntime_limit = "20s"\ngrace = "2s"\n')
     waits: list[float] = []
     problems: list[str] = []
     for turn in range(count):

@@ -23,13 +23,13 @@ from tests.slurm.cluster import Cluster, why_not
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
 
 OUTSIDE = 5
-POLICY = f"[limits]\nthreads = {OUTSIDE}\ntotal_threads = 100\n"
-TOGETHER = 'sharing = "together"'
-PAUSING = f"""{POLICY}[switch]
-action = "pause"
-slice = "1h"
+POLICY = f"[limits]\nactive_threads = '{OUTSIDE}%'\ntotal_active_threads = '100%'\n"
+TOGETHER = 'sharing = "one-server"'
+PAUSING = f"""{POLICY}[turn]
+on_expiry = "pause"
+pause_slice = "1h"
 [user.{USERS[0]}]
-switch.slice = "1s"
+turn.pause_slice = "1s"
 """
 SHARES = (10, 20, 30, 40, 50, 60, 70, 80)
 JOBS = 20
@@ -222,7 +222,7 @@ def test_a_killed_job_leaves_no_lease_and_nobody_paused(stage: Stage) -> None:
             lambda: not any(row.startswith(f"{job} ") for row in cluster.unfinished()), "the job has ended", LONG
         )
 
-    with slurm(stage, policy=PAUSING, instance='server = "shared"') as (cluster, agent):
+    with slurm(stage, policy=PAUSING, instance='server_scope = "all"') as (cluster, agent):
         share = {"uid": USERS[2], "threads": 30, "until": "1h"}
         for name in ("slurm-4711", "other-4711"):
             assert agent.api.order("lease", **share, name=name)[0] == 200
@@ -300,7 +300,7 @@ def test_run_under_srun(stage: Stage) -> None:
         stage.until(lambda: "mpsagent-cli: it waits for the GPU" in cluster.said(waits), "the step says so", LONG)
         outside.kill()  # it has no kernel in flight
         stage.until(lambda: "status 0" in cluster.said(waits), "it has been served", LONG)
-        late = f"{run} --wait-at-most 1s -- {client(stage, 'query')}; echo late $?"
+        late = f"{run} --timeout 1s -- {client(stage, 'query')}; echo late $?"
         lines = [
             "export PATH=/usr/bin:/bin",
             f'{run} -- sh -c "exit 7"; echo status $?',

@@ -18,7 +18,7 @@ DEFAULT = Places()
 def test_the_default_policy_needs_no_drop_in() -> None:
     """The units are as they should be."""
     assert places([]) == DEFAULT
-    assert places(["[limits]\nthreads = 50\n", ""]) == DEFAULT
+    assert places(["[limits]\nactive_threads = '50%'\n", ""]) == DEFAULT
     assert drop_ins(DEFAULT) == {}
 
 
@@ -31,7 +31,7 @@ def test_the_last_file_that_says_it_counts() -> None:
 def test_a_text_that_the_agent_takes_is_no_other_here() -> None:
     """Python's own reader knows no line breaks in an inline table, and the agent's does: the units had the defaults of
     such a policy, and the agent its directories."""
-    text = '[instance.gpu0]\npipe_directory = "/run/a"\n[limits]\nthreads = {\n  sms = 26,\n}\n'
+    text = '[instance.gpu0]\npipe_directory = "/run/a"\n[limits]\nactive_threads = {\n  clients = 4,\n}\n'
     policy, errors = load([("policy.toml", text)])
     assert (errors, policy and policy.pipe_directory) == ([], "/run/a")
     assert places([text]) == Places("gpu0", "/run/a")
@@ -39,7 +39,7 @@ def test_a_text_that_the_agent_takes_is_no_other_here() -> None:
 
 def test_of_several_instances_the_first_is_the_gates_and_all_logs_can_be_written() -> None:
     """The others' directories lie beside the first one's; the gate hears of them from the agent."""
-    two = places(['[instance.a]\ncontrol_program = "/opt/mps"\n[instance.b]\nlog_directory = "/srv/b"\n'])
+    two = places(['[instance.a]\ncontrol_daemon_path = "/opt/mps"\n[instance.b]\nlog_directory = "/srv/b"\n'])
     assert two == Places("a", log="/var/log/nvidia-mps/a", control="/opt/mps", logs=("/srv/b",))
     assert "ReadWritePaths=-/srv/b\n" in drop_ins(two)["mpsagent.service"]
     assert "/var/log" not in drop_ins(two)["mpsagent.service"], "the unit has that"
@@ -67,12 +67,12 @@ def test_each_unit_gets_what_it_needs() -> None:
 
 def test_the_program_and_the_group_of_the_policy_reach_their_units() -> None:
     """Without an agent the gate was opened with another program than the policy's; the group's socket is systemd's."""
-    where = places(['[instance.default]\ncontrol_program = "/opt/mps"\n[agent]\nadmin_group = "gpu-admins"\n'])
+    where = places(['[instance.default]\ncontrol_daemon_path = "/opt/mps"\n[agent]\nadmin_group = "gpu-admins"\n'])
     texts = drop_ins(where)
     assert texts.keys() == {"mpsagent-open.service", "mpsagent-admin.socket"}
     assert "MPSAGENT_PROGRAM=/opt/mps\n" in texts["mpsagent-open.service"]
     assert "SocketGroup=gpu-admins\n" in texts["mpsagent-admin.socket"]
-    hostile = ['[instance.default]\ncontrol_program = "x y"\n[agent]\nadmin_group = "a\\nb"\n']
+    hostile = ['[instance.default]\ncontrol_daemon_path = "x y"\n[agent]\nadmin_group = "a\\nb"\n']
     assert drop_ins(places(hostile)) == {}
 
 

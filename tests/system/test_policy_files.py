@@ -23,7 +23,7 @@ def policy(tmp_path: Path) -> Path:
     (directory / "policy.d").mkdir(parents=True)
     for one in (directory, directory / "policy.d"):
         one.chmod(0o755)
-    return put(directory / "policy.toml", "[limits]\nthreads = 50\n")
+    return put(directory / "policy.toml", "[limits]\nactive_threads = '50%'\n")
 
 
 def put(path: Path, text: str | bytes, mode: int = 0o644) -> Path:
@@ -39,7 +39,7 @@ def test_the_main_file_comes_first_and_the_others_in_the_order_of_their_names(po
     texts, errors = read_policy(policy)
     assert errors == []
     assert [Path(name).name for name, _ in texts] == ["policy.toml", "10-a.toml", "20-b.toml", "9-z.toml"]
-    assert texts[0] == (str(policy), "[limits]\nthreads = 50\n")
+    assert texts[0] == (str(policy), "[limits]\nactive_threads = '50%'\n")
 
 
 def test_a_policy_that_is_missing_is_an_error(policy: Path, tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_policy_that_is_missing_is_an_error(policy: Path, tmp_path: Path) -> N
 def test_a_missing_directory_is_no_error(policy: Path) -> None:
     """Few nodes need one."""
     (policy.parent / "policy.d").rmdir()
-    assert read_policy(policy) == ([(str(policy), "[limits]\nthreads = 50\n")], [])
+    assert read_policy(policy) == ([(str(policy), "[limits]\nactive_threads = '50%'\n")], [])
 
 
 def test_a_missing_file_that_is_named_is_an_error(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_sizes_and_numbers_are_bounded(policy: Path, monkeypatch: pytest.MonkeyP
 
 def test_text_that_is_not_utf8_has_its_line(policy: Path) -> None:
     """An old editor's Latin-1 in a comment: the line is all that one needs to find it."""
-    put(policy, b"[limits]\n# caf\xe9\nthreads = 5\n")
+    put(policy, b"[limits]\n# caf\xe9\nactive_threads = '5%'\n")
     texts, (error,) = read_policy(policy)
     assert (texts, error.line, error.problem) == ([], 2, "is not UTF-8 text")
     put(policy, "[limits]\n".encode("utf-16"))

@@ -203,11 +203,11 @@ def test_the_largest_table_that_the_agent_makes_fits(count: int) -> None:
     devices = tuple(Device(number, f"GPU-{number}", "NVIDIA A", 80 << 30, 108) for number in range(count))
     users, jobs = range(1, 201), 3
     made = random.Random(1)
-    text = '[limits]\nthreads = 1\nmemory = "1G"\ntotal_memory = "70G"\nmax_clients = 40\n'
+    text = '[limits]\nactive_threads = "1%"\nmemory_limit = "1G"\ntotal_memory_limit = "70G"\nmax_clients = 40\n'
     for uid in users:
-        text += f"[user.{uid}.memory]\n"
+        text += f"[user.{uid}.memory_limit]\n"
         text += "".join(f'{number} = "{made.randint(9000, 60000)}M"\n' for number in range(count))
-    policy, errors = load([("policy.toml", f'{text}[instance.gpu]\nsharing = "together"\nserver = "shared"\n')])
+    policy, errors = load([("policy.toml", f'{text}[instance.gpu]\nsharing = "one-server"\nserver_scope = "all"\n')])
     assert policy is not None, errors
     core = Core()
     events: list[inp.Input] = [

@@ -383,8 +383,8 @@ def shares(chance: random.Random, seed: int) -> Day:
     users = chance.sample(sorted(LIMITS), chance.randint(2, 4))
     slice_ = chance.choice((4, 10))
     comings = [Guest(2.0 + 0.1 * place, uid, 3000.0) for place, uid in enumerate(users)]
-    queue = 'queue = "fair"\n' if chance.random() < 0.6 else ""
-    pause = f'[switch]\naction = "pause"\nslice = "{slice_}s"\nafter = "1h"\n'
+    queue = 'queue_order = "fair-share"\n' if chance.random() < 0.6 else ""
+    pause = f'[turn]\non_expiry = "pause"\npause_slice = "{slice_}s"\ntime_limit = "1h"\n'
     return Day(seed, "shared", tuple(comings), (), {uid: LIMITS[uid] for uid in users}, name="shares", more=pause,
                instance=queue, after=float(slice_), over=900.0, quiet=True, preempt=0.0)  # fmt: skip
 
@@ -425,7 +425,7 @@ def standing(chance: random.Random, seed: int) -> Day:
     comings = [Guest(2.0 + place, uid, chance.uniform(20, 50)) for place, uid in enumerate(users)]
     at = chance.uniform(10, 30)
     faults = Fault(at, "agent", "drain"), Fault(at + chance.uniform(8, 25), "agent", "resume")
-    pause = '[switch]\naction = "pause"\nslice = "4s"\nafter = "1h"\n'
+    pause = '[turn]\non_expiry = "pause"\npause_slice = "4s"\ntime_limit = "1h"\n'
     return Day(seed, "shared", tuple(comings), faults, LIMITS, name="standing", more=pause, quiet=True, calm=0.0,
                overlap=60.0, preempt=chance.choice((0.0, 0.02)), until=400.0)  # fmt: skip
 
@@ -435,7 +435,7 @@ def recalled(chance: random.Random, seed: int) -> Day:
     first, leaves, last = chance.sample(sorted(LIMITS), 3)
     comings = [Guest(2.0, first, 80.0), Guest(4.0, leaves, chance.uniform(2.5, 5.5), 1, "impatient"),
                Guest(chance.uniform(5.0, 5.9), first, 5.0, 1, "liar"), Guest(20.0, last, 1.0)]  # fmt: skip
-    pause = '[switch]\naction = "pause"\nslice = "4s"\nafter = "1h"\n'
+    pause = '[turn]\non_expiry = "pause"\npause_slice = "4s"\ntime_limit = "1h"\n'
     return Day(seed, "shared", tuple(comings), (), LIMITS, name="recalled", more=pause, quiet=True, calm=0.0,
                waits=15.0, overlap=8.0, preempt=chance.choice((0.0, 0.02)), until=400.0)  # fmt: skip
 

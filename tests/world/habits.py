@@ -49,7 +49,7 @@ BEYOND, ENDED_BEYOND = 8.0, 40.0
 PROMPT = 6.0
 """Seconds after a slow name service has become quick in which users may still be shown by number."""
 ANSWERS = 4.5
-"""Seconds that MPS had at least to end a client before it is signalled all the same: `hang.terminate` is 5."""
+"""Seconds that MPS had at least to end a client before it is signalled all the same: `client_terminate` is 5 s."""
 LAST = 1.0
 """Seconds before a turn's end in which no client of its user is admitted."""
 RANKS = 20.0
@@ -93,9 +93,9 @@ class Habit(Day):
             text = text.replace(head, f'{head}max_runtime = "{seconds:g}s"\n')
         for number, (threads, memory) in self.cgroups:
             name = f"/user.slice/user-{number}.slice"
-            text += f'[cgroup."{name}"]\nthreads = {threads:g}\nmemory = "{memory}M"\n'
-        text += f'[hooks]\nbefore_end = "/usr/sbin/save"\ndeadline = "{HOOK:g}s"\n' if self.hook else ""
-        return text if self.enforced else f"enforce = false\n{text}"
+            text += f'[cgroup."{name}"]\nactive_threads = "{threads:g}%"\nmemory_limit = "{memory}M"\n'
+        text += f'[hooks]\npre_terminate = "/usr/sbin/save"\ntimeout = "{HOOK:g}s"\n' if self.hook else ""
+        return text if self.enforced else f"mode = 'report'\n{text}"
 
 
 @dataclass(slots=True, eq=False)
@@ -585,7 +585,7 @@ class Living(Overseeing):
         if any(now - (life.given or now) > seconds - 0.5 for uid, seconds in plan.runtime if uid == life.uid):
             yield "max_runtime"
         if life.beyond is not None and now - life.beyond > BEYOND:
-            yield "over_limits"
+            yield "on_limit_exceeded"
         if plan.turns and plan.after is not None:
             latest = now - plan.after + 0.5
             others = (one for one in self.lives if one.uid != life.uid and one.knocked is not None)
@@ -816,7 +816,7 @@ def warned(chance: random.Random, seed: int) -> Habit:
     comings += [Comes(4 + chance.uniform(0, 40), chance.choice(users), chance.uniform(after, after + grace), 1,
                       kind="impatient") for _ in range(chance.randint(0, 4))]  # fmt: skip
     faults = _deaths(chance, chance.choice((0, 0, 1, 2)), ("agent", "agent", "gate"))
-    text = f'[switch]\nafter = "{after}s"\ngrace = "{grace}s"\naction = "terminate"\nwarning_signal = "SIGUSR1"\n'
+    text = f'[turn]\ntime_limit = "{after}s"\ngrace = "{grace}s"\non_expiry = "terminate"\nwarning_signal = "SIGUSR1"\n'
     if chance.random() < 0.4:
         at = chance.uniform(12, 30)
         faults += [Fault(at, "agent", "drain"), Fault(at + chance.uniform(1, 30), "agent", "resume")]
@@ -831,7 +831,7 @@ def launchers(chance: random.Random, seed: int) -> Habit:
                for place, uid in enumerate(users)]  # fmt: skip
     limits = dict.fromkeys(users, (20.0, 2048))
     general = chance.choice(
-        (f"max_clients = {ranks}", f"total_threads = {20 * ranks}", f'total_memory = "{2 * ranks}G"')
+        (f"max_clients = {ranks}", f"total_threads = {20 * ranks}", f'total_memory_limit = "{2 * ranks}G"')
     )
     faults = _deaths(chance, chance.choice((0, 0, 1)))
     return _day(chance, seed, "launchers", chance.choice(WAYS), comings, faults, general=general, limits=limits)

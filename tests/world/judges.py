@@ -22,7 +22,7 @@ IDLE = 1.0
 """Seconds for which the GPU may be idle while a user waits: a server's end and another one's start take 0.4."""
 IDLE_KILLED, IDLE_STOPPED = 3.0, 12.0
 """The same, in addition, after a death (another daemon is started, the gate comes back, a handshake is finished for one
-who has gone) and after a process was stopped (a silent daemon has `hang.control` to answer)."""
+who has gone) and after a process was stopped (a silent daemon has `timeouts.control_daemon` to answer)."""
 IN_A_ROW = 70.0
 """Seconds from one death of a control daemon to the next within which the pause before a new one doubles: 1, 2, 4 s.
 ``IDLE_KILLED`` has room for two."""

@@ -161,7 +161,7 @@ class Shown:
         could = {
             "drain": world.drained is not None, "denied": "deny" in policy, "max_clients": "max_clients" in policy,
             "max_contexts": "max_contexts" in policy, "total": "total_" in policy, "paused": "pause" in policy,
-            "turn": plan.turns, "apart": plan.way == "apart",
+            "turn": plan.turns, "daemon": plan.way == "apart",
             "full": contexts > FEW or any(one.contexts > CONTEXTS for one in plan.comings),
             "name": getattr(plan, "by_name", False),
         }  # fmt: skip

@@ -39,7 +39,7 @@ def test_a_client_that_wants_a_context_while_gate_and_agent_are_removed_is_count
 def test_a_client_is_warned_once_although_the_next_agent_does_not_know_yet_who_waits() -> None:
     """Warned, seed 9009: while the name service was asked nobody seemed to wait, and the warning was forgotten."""
     comes = Comes(2.0, 2002, 60.0, kind="worker"), Comes(4.0, 2004, 5.0, kind="worker")
-    text = '[switch]\nafter = "10s"\ngrace = "5s"\naction = "terminate"\nwarning_signal = "SIGUSR1"\n'
+    text = '[turn]\ntime_limit = "10s"\ngrace = "5s"\non_expiry = "terminate"\nwarning_signal = "SIGUSR1"\n'
     for seed in range(1, 5):
         day = Habit(seed, "shared", comes, (Fault(15.0, "agent"),), LIMITS, ends=True, quiet=True, by_name=True,
                     more=text, grace=5.0, after=15.0, late=2.0)  # fmt: skip

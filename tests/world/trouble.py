@@ -27,6 +27,7 @@ from mpsagent.mps.work import Work
 from mpsagent.sim import limits as simulated
 from mpsagent.system import names as real_names
 from mpsagent.wire import link
+from tests.policies import WAYS
 from tests.world import orders
 from tests.world.judges import Broken, Judges
 from tests.world.kernel import BOOT, BUFFER, PIDS, File, Process, Socket
@@ -101,14 +102,13 @@ class Day(Plan):
         return self.text(self.more)
 
     def text(self, more: str) -> str:
-        said = f'sharing = "turns"\nserver = "{self.way}"' if self.turns else f'sharing = "{self.way}"'
-        text = f"{more}\n[instance.default]\n{said}\n{self.instance}"
-        text += f'[limits]\nthreads = 10\nmemory = "1G"\n{self.general}\n'
-        text += '[hang]\ncontrol = "10s"\nserver_ready = "20s"\nkill_grace = "2s"\n'
+        text = f"{more}\n[instance.default]\n{WAYS[self.way]}{self.instance}"
+        text += f'[limits]\nactive_threads = "10%"\nmemory_limit = "1G"\n{self.general}\n'
+        text += '[timeouts]\ncontrol_daemon = "10s"\nserver_start = "20s"\nsigkill_delay = "2s"\n'
         for uid, (threads, memory) in self.limits.items():
             who = f"u{uid}" if self.by_name else uid
-            text += f'[user.{who}]\nthreads = {threads:g}\nmemory = "{memory >> 10}G"\n'
-            text += "priority = 5\n" if uid in self.ranked else ""
+            text += f'[user.{who}]\nactive_threads = "{threads:g}%"\nmemory_limit = "{memory >> 10}G"\n'
+            text += "queue_priority = 5\n" if uid in self.ranked else ""
         return text
 
 
@@ -730,8 +730,8 @@ def paused(chance: random.Random, seed: int) -> Day:
     while at < span and len(comings) < 90:
         comings.append(Guest(round(at, 3), chance.choice(users[-2:]), chance.uniform(0.05, 1.5)))
         at += chance.expovariate(1 / chance.choice((0.5, 2.0)))
-    slice_, queue = chance.choice((1, 2, 4)), chance.choice(("", 'queue = "fair"'))
-    pause = f'[switch]\naction = "pause"\nslice = "{slice_}s"\nafter = "1h"\notherwise = "none"'
+    slice_, queue = chance.choice((1, 2, 4)), chance.choice(("", 'queue_order = "fair-share"'))
+    pause = f'[turn]\non_expiry = "pause"\npause_slice = "{slice_}s"\ntime_limit = "1h"\npause_fallback = "none"'
     faults = (Fault(chance.uniform(4, 30), "agent", "reload"),) if chance.random() < 0.5 else ()
     if faults:
         return _reloaded(chance, seed, comings, slice_)
@@ -748,7 +748,7 @@ def overtaken(chance: random.Random, seed: int) -> Day:
     work = every * chance.uniform(0.95, 1.1) - 0.2
     comings = [Guest(2.0, first, 400.0)]
     comings += [Guest(6 + every * job + chance.uniform(0, 0.2), others[job % 3], work) for job in range(45)]
-    pause = '[switch]\naction = "pause"\nslice = "3s"\nafter = "1h"\n'
+    pause = '[turn]\non_expiry = "pause"\npause_slice = "3s"\ntime_limit = "1h"\n'
     return Day(seed, "shared", tuple(comings), (), LIMITS, name="overtaken", more=pause, ranked=frozenset(others),
                stands=6 * every + 15.0, over=8.0 + every * 45, preempt=0.0)  # fmt: skip
 
@@ -809,14 +809,17 @@ def _starving(chance: random.Random, seed: int) -> Day:
     every, slice_ = chance.choice((2, 4)), chance.choice((2, 4, 8))
     comings = [Guest(2.0, first, 400.0)]
     comings += [Guest(6 + every * job + chance.uniform(0, 0.5), others[job % 3], every * 1.9) for job in range(60)]
-    pause = f'[switch]\naction = "pause"\nslice = "{slice_}s"\nafter = "1h"\n'
+    pause = f'[turn]\non_expiry = "pause"\npause_slice = "{slice_}s"\ntime_limit = "1h"\n'
     return Day(seed, "shared", tuple(comings), (), LIMITS, name="paused", more=pause, ranked=frozenset(others),
                stands=10.0 * slice_ + 40.0, over=8.0 + every * 60, preempt=0.0)  # fmt: skip
 
 
 def _reloaded(chance: random.Random, seed: int, comings: list[Guest], slice_: int) -> Day:
-    pause = f'[group.x]\nthreads = 10\n[switch]\naction = "pause"\nslice = "{slice_}s"\nafter = "1h"\n'
-    ends = '[group.x]\nthreads = 10\n[switch]\naction = "terminate"\nafter = "1h"\n'
+    pause = (
+        f'[group.x]\nactive_threads = "10%"\n[turn]\non_expiry = "pause"\npause_slice = "{slice_}s"\n'
+        'time_limit = "1h"\n'
+    )
+    ends = '[group.x]\nactive_threads = "10%"\n[turn]\non_expiry = "terminate"\ntime_limit = "1h"\n'
     return Day(seed, "shared", tuple(comings), (Fault(chance.uniform(5, 20), "agent", "reload"),), LIMITS,
                name="paused", more=pause, then=ends, preempt=chance.choice((0.0, 0.02)))  # fmt: skip
 
@@ -830,7 +833,7 @@ def ends(chance: random.Random, seed: int) -> Day:
     faults = [Fault(chance.uniform(2, 30), "agent", "clock", chance.choice((-10800, -60, 60, 10800)))
               for _ in range(chance.choice((0, 1, 1, 2)))]  # fmt: skip
     faults += [Fault(chance.uniform(4, 30), "client", "stop") for _ in range(chance.choice((0, 0, 1)))]
-    text = f'[switch]\nafter = "{after}s"\ngrace = "1s"\naction = "terminate"\n'
+    text = f'[turn]\ntime_limit = "{after}s"\ngrace = "1s"\non_expiry = "terminate"\n'
     return Day(seed, chance.choice(("own", "shared")), tuple(comings), tuple(faults), LIMITS, ends=True, name="ends",
                more=text, after=after + 1.0, waits=len(users) * (after + 20.0) + SERVED)  # fmt: skip
 
@@ -851,7 +854,7 @@ def crowd(chance: random.Random, seed: int) -> Day:
     comings = [Guest(2 + place / 10 + chance.uniform(0, 2), uid, 60.0)
                for uid in crowding for place in range(9)]  # fmt: skip
     comings += [Guest(8 + chance.uniform(0, 5), late, 1.0)]
-    text = '[cgroup."/user.slice/*"]\nthreads = 5\n'
+    text = '[cgroup."/user.slice/*"]\nactive_threads = "5%"\n'
     return Day(seed, "together", tuple(comings), (), limits, name="crowd", more=text, general="max_clients = 1",
                clients=1, waits=20.0, preempt=0.0, over=45.0)  # fmt: skip
 
@@ -883,7 +886,7 @@ def hostile(chance: random.Random, seed: int) -> Day:
         ]
     guests += [Guest(2 + chance.uniform(0, 20), chance.choice(good), chance.uniform(0.2, 6), chance.choice((1, 2)))
                for _ in range(chance.randint(2, 10))]  # fmt: skip
-    text = '[switch]\nafter = "4s"\ngrace = "1s"\n' if way == "shared" else ""
+    text = '[turn]\ntime_limit = "4s"\ngrace = "1s"\n' if way == "shared" else ""
     bound = SOON if kind == "807" else SERVED
     bound = bound if way == "together" else len(users) * 30.0 + SERVED
     return Day(seed, way, tuple(guests), (), LIMITS, ends=way == "shared", name="hostile", quiet=True, more=text,
@@ -900,7 +903,7 @@ def setuid(chance: random.Random, seed: int) -> Day:
     guests += [Guest(2 + chance.uniform(0, 20), chance.choice(good), chance.uniform(0.2, 6), chance.choice((1, 2)))
                for _ in range(chance.randint(2, 10))]  # fmt: skip
     turns = way in ("own", "shared")
-    text = '[switch]\nafter = "4s"\ngrace = "1s"\n' if turns else ""
+    text = '[turn]\ntime_limit = "4s"\ngrace = "1s"\n' if turns else ""
     limits = {**LIMITS, 0: (10.0, 1024), 65534: (80.0, 8192)}
     faults = [Fault(chance.uniform(3, 12), chance.choice(("gate", "agent")))
               for _ in range(chance.choice((0, 0, 1, 2)))]  # fmt: skip
@@ -929,7 +932,7 @@ def idle(chance: random.Random, seed: int) -> Day:
     comings += [Guest(chance.choice((4.0, 20.0, 60.0)) + chance.uniform(0, 10), chance.choice((holds, waits, *more)),
                       chance.uniform(0.2, 30), kind=chance.choice(("honest", "honest", "idle")))
                 for _ in range(chance.randint(1, 6))]  # fmt: skip
-    general = f'idle_timeout = "{bound}s"\nidle_by = "{chance.choice(("cpu", "gpu"))}"\n'
+    general = f'idle_timeout = "{bound}s"\nidle_metric = "{chance.choice(("cpu", "gpu"))}"\n'
     general += chance.choice(("", "max_clients = 1\n"))
     faults = [Fault(chance.uniform(3, 30), chance.choice(("agent", "gate")))] if chance.random() < 0.2 else []
     return Day(seed, chance.choice(("own", "shared")), tuple(comings), tuple(faults), LIMITS, ends=True, name="idle",
@@ -974,7 +977,7 @@ def _reinstalled(chance: random.Random, seed: int, fault: Fault) -> Day:
     one, other = chance.sample(sorted(LIMITS), 2)
     way = chance.choice(("own", "own", "shared"))
     comings = (Guest(2.0, one, 200.0), Guest(fault.at + chance.uniform(1, 5), other, 1.0))
-    text = '[switch]\nafter = "5s"\ngrace = "1s"\naction = "terminate"\n'
+    text = '[turn]\ntime_limit = "5s"\ngrace = "1s"\non_expiry = "terminate"\n'
     return Day(seed, way, comings, (fault,), LIMITS, name="machine", more=text, ends=True, waits=SERVED, overlap=0.0,
                preempt=0.0)  # fmt: skip
 

@@ -38,6 +38,7 @@ from mpsagent.system.gate_units import GateState, GateUnits
 from mpsagent.system.names import Names
 from mpsagent.system.spawn import Ended
 from mpsagent.system.store import Store
+from tests.policies import WAYS
 from tests.world import doors, mps
 from tests.world.judges import Broken, Judges
 from tests.world.kernel import File, Kernel, Notices, Opened, Process, Socket
@@ -119,11 +120,10 @@ class Plan:
 
     @property
     def policy(self) -> str:
-        said = f'sharing = "turns"\nserver = "{self.way}"' if self.turns else f'sharing = "{self.way}"'
-        text = f'[instance.default]\n{said}\n[limits]\nthreads = 10\nmemory = "1G"\n'
-        text += '[hang]\ncontrol = "10s"\nserver_ready = "20s"\nkill_grace = "2s"\n'
+        text = f'[instance.default]\n{WAYS[self.way]}[limits]\nactive_threads = "10%"\nmemory_limit = "1G"\n'
+        text += '[timeouts]\ncontrol_daemon = "10s"\nserver_start = "20s"\nsigkill_delay = "2s"\n'
         for uid, (threads, memory) in self.limits.items():
-            text += f'[user.{uid}]\nthreads = {threads:g}\nmemory = "{memory >> 10}G"\n'
+            text += f'[user.{uid}]\nactive_threads = "{threads:g}%"\nmemory_limit = "{memory >> 10}G"\n'
         return text
 
 
