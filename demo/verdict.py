@@ -65,7 +65,7 @@ def judge(facts: Facts, events: list[dict[str, Any]], show: Show, *, took: float
     verdicts = [_limits(facts), _waits(facts), _neighbours(facts), _ends(facts, left)]
     titles = (
         "Every client gets exactly its policy",
-        "The GPU is never idle while a user waits, and no user waits longer than the policy says",
+        "The GPU is never idle while a user waits, and no user waits longer than the policy allows",
         "Ending one client never hurts another",
         "A fault, a hang or a crash ends by itself, and meanwhile no user is refused",
     )

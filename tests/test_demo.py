@@ -80,7 +80,7 @@ def test_an_interrupted_demo_leaves_nothing_behind(number: signal.Signals) -> No
     demo = subprocess.Popen([sys.executable, "demo/demo.py", "--quick"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert demo.stdout is not None
     for line in demo.stdout:
-        if "was let in" in line:
+        if "was admitted" in line:
             break
     (stage,) = stages_of(demo.pid)
     demo.send_signal(number)

@@ -60,8 +60,8 @@ def no_client(pid: int, held: bool) -> Problem:
     """Nothing to end there; ``held``: it is a process that waits, which `clients` lists, too."""
     if held:
         what, hint = (
-            f"process {pid} waits at the gate: it is not a client yet, so there is nothing to end",
-            f"kill {pid} takes it away",
+            f"process {pid} waits at the gate: it is not a client yet",
+            f"to remove it: kill {pid}",
         )
         return Problem(404, what, "pid", f"{hint}, for root and its user")
     return Problem(404, f"process {pid} is not a client of MPS", "pid", "see `mpsagent-cli clients`")
@@ -198,7 +198,7 @@ class Acting:
         now = self._clock.now()
         drains = [lane.drain for one in self._those(instance) for lane in one.state.lanes.values()]
         if any(drain is not None and not drain.restart for drain in drains):
-            hint = "mpsagent-cli resume, then restart; drain --timeout 0s ends the clients that still work"
+            hint = "run mpsagent-cli resume first; drain --timeout 0s terminates clients that still work"
             raise Problem(409, "no control daemon is started in a drain", "drain", hint)
 
         def order(one: Agent) -> None:

@@ -69,21 +69,21 @@ def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
     note_lane(conditions, core, None, now)
     state, view = core.state, core.view()
     users = ", ".join([f"user {uid}: {why}" for uid, why in view.unconfirmed(now).items()][:5])
-    what = f"MPS does not confirm limits, so the strictest ones are tried instead ({users})" if users else None
-    conditions.set("limits unconfirmed", what, now, "mpsagent-cli policy explain USER shows what was to be set")
-    do = "make getent passwd UID answer; until then they are held, and no time limit or turn ends their clients"
+    what = f"MPS does not confirm limits, so the fallback limits are used ({users})" if users else None
+    conditions.set("limits unconfirmed", what, now, "mpsagent-cli policy explain USER shows the limits of the policy")
+    do = "getent passwd UID has to answer; until then their new programs wait, and no rule terminates their clients"
     conditions.set("names", _unidentified(view, now), now, do)
-    do = "it takes hold by itself; to wait no longer, end those clients (mpsagent-cli clients)"
+    do = "no action needed; to change it now, terminate those clients (mpsagent-cli clients)"
     conditions.set("sharing", quitting.old_way(view), now, do, sure=_out_of_turn(view))
     count = "1 client was" if state.unseen == 1 else f"{state.unseen} clients were"
-    what = f"{count} refused, whose processes mpsagent cannot see" if state.unseen else None
+    what = f"{count} refused, because mpsagent cannot see their processes" if state.unseen else None
     do = "run mpsagent in the host's pid namespace (hostPID, --pid=host)"
     conditions.set("pid namespace", what, now, do, sure=False)
     gate = state.gate
     what = None
     if gate is not None and gate.pid in state.stopped:
         what = f"the gate (process {gate.pid}) is stopped: new clients wait, and none is handed over"
-    do = "kill -CONT that process; where systemd runs it, it is ended within 12 s and started again"
+    do = "kill -CONT that process; systemd restarts it within 12 s"
     conditions.set("gate stopped", what, now, do)
     for topic, what in _policy(view):
         conditions.set(topic, what, now, sure=False)
@@ -94,14 +94,18 @@ def note_lane(conditions: Conditions, core: Core, lane: Key, now: float) -> None
     view, memories = core.view(lane), core.memories.lanes[lane]
     state = view.state
     silent = "the control daemon does not answer" if state.lane.silent_since is not None else None
-    what_then = "after timeouts.control_daemon the agent resumes or kills what hangs"
+    what_then = "mpsagent resumes or kills it after timeouts.control_daemon; no action needed"
     if not state.policy.enforce:
         what_then = 'hangs are only reported (mode = "report"); mpsagent-cli restart-mps'
     conditions.set("control daemon silent", silent, now, what_then)
     failed = (
-        "the control daemon does not start or stay up; users who wait are refused" if memories.hangs.failed else None
+        "the control daemon does not start or keep running; waiting users are refused"
+        if memories.hangs.failed
+        else None
     )
-    do = "look at mpsagent-cli events; the agent tries again once a minute, and mpsagent-cli restart-mps tries at once"
+    do = (
+        "see mpsagent-cli events and control.log; mpsagent tries again every minute, mpsagent-cli restart-mps tries now"
+    )
     conditions.set("control daemon failed", failed, now, do)
     failure = state.lane.start_failure
     starting = None
@@ -109,25 +113,28 @@ def note_lane(conditions: Conditions, core: Core, lane: Key, now: float) -> None
         said = failure.reason or "no reason given"
         often = "" if failure.count == 1 else f" ({failure.count} times in a row)"
         starting = f"MPS's servers do not start{often}: {said}"
-    conditions.set(
-        "servers", starting, now, "look at server.log and nvidia-smi; clients that wait are held, then refused"
-    )
+    conditions.set("servers", starting, now, "see server.log and nvidia-smi; waiting clients are held, then refused")
     differs = ", ".join(str(pid) for pid in sorted(memories.limits.differs))
     what = f"server {differs} started with other limits than its first client's" if differs else None
-    conditions.set("limits", what, now, "see mpsagent-cli events; was the daemon changed by hand?")
-    what, do = None, "end what that user has left behind (ps -u USER): MPS gives nothing back until then"
+    conditions.set(
+        "limits",
+        what,
+        now,
+        "the next client gets the right limits; if it repeats: mpsagent-cli events --kind front_end",
+    )
+    what, do = None, "terminate the remaining processes of that user (ps -u USER)"
     kept = [(pid, uid, server) for server in state.servers.values() for pid, uid in state.kept_open(server).items()]
     if kept:
         who = ", ".join(f"client {pid} of uid {uid} on server {server.pid}" for pid, uid, server in kept[:MOST_NAMED])
-        what = f"a process that has ended keeps its place and its memory, because another one holds them open: {who}"
+        what = f"an exited client keeps its place and memory, because another process holds its files open: {who}"
     conditions.set("kept open", what, now, do)
     do = "end those processes" if state.policy.enforce else "hangs are only reported (mode = 'report'); end them"
     conditions.set("fault", _lasting_fault(view, now), now, f"{do}: until then all clients of that server are held")
     gate, of_gate = state.gate, state.lane
     do = "make room there; a gate that starts now without the agent holds all clients"
     conditions.set("gate's table", of_gate.unkept or None if gate else None, now, do)
-    what = "the control daemon greets in a way that is not known"
-    do = "is the driver another one? clients are passed on untouched, with the strictest limits; there are no turns"
+    what = "this driver's MPS protocol is not known"
+    do = "use driver 470 to 580; until then all users run with the fallback limits, without turns"
     conditions.set("handshake", what if gate and of_gate.known_handshake is False else None, now, do)
     conditions.set("waiting", _too_long(view, core.memories.turns.left, now), now, "see mpsagent-cli queue")
     for topic, what in (*_gate(view), *_limits(view)):
@@ -140,7 +147,7 @@ clients is asked and shut down by force within 6 s, and reports itself well agai
 
 
 def _lasting_fault(view: View, now: float) -> str | None:
-    """Return which server has been in FAULT for longer than the policy says, and the clients that keep it there."""
+    """Return which server has been in FAULT for longer than the policy allows, and the clients that keep it there."""
     policy, clients = view.policy, view.state.clients
     for server in view.state.servers.values():
         if server.status is not Status.FAULT or server.fault_since is None:
@@ -165,7 +172,7 @@ def _unidentified(view: View, now: float) -> str | None:
     if not late:
         return None
     who = some([f"uid {uid}" for uid in late])
-    return f"the name service does not say who {who} is, so the policy's rules for them are not known"
+    return f"the name service does not identify {who}, so their rules are not known"
 
 
 def _out_of_turn(view: View) -> bool:
@@ -177,7 +184,7 @@ def _out_of_turn(view: View) -> bool:
 
 
 def _too_long(view: View, left: float | None, now: float) -> str | None:
-    """A user who waits longer than the policy says while nothing explains it: never healthy. A hand-over explains it
+    """A user who waits longer than the policy allows while nothing explains it: never healthy. A hand-over explains it
     for as long as its server may take to start. ``left``: when the last turn ended."""
     waiting = view.waiting()
     if view.elsewhere:
@@ -200,7 +207,7 @@ def _too_long(view: View, left: float | None, now: float) -> str | None:
 
 
 def _stuck(uid: int, seconds: float) -> str:
-    return f"user {uid} has waited {seconds:.0f} s, longer than the policy says"
+    return f"user {uid} has waited {seconds:.0f} s, longer than the policy allows"
 
 
 # --- what cannot be promised ------------------------------------------------------------------------------------------
@@ -214,7 +221,7 @@ def _policy(view: View) -> Unsure:
     policy = view.policy
     off = [path for path, one in policy.settings.items() if path[-1] == "mode" and one.value == "report"]
     single = sorted({f"{path[0]} {path[1]}" for path in off if len(path) == 3})
-    nothing = 'nothing is enforced (mode = "report"): rules are only reported'
+    nothing = 'report mode (mode = "report"): no limit is set and no program is terminated'
     yield "enforce", None if policy.enforce else nothing
     for topic, so, what in (("user enforce", bool(single), f"the policy is not enforced for {some(single)}"),):
         yield topic, what if so and policy.enforce else None
@@ -223,9 +230,10 @@ def _policy(view: View) -> Unsure:
 def _gate(view: View) -> Unsure:
     gate, what = view.state.gate, None
     if gate is None:
-        what = "the gate is not connected: it goes on with what the agent told it last; who waits is not known"
+        what = "the gate is not connected: it keeps its last admission list, and the queue is not known"
+        what += " (systemctl status mpsagent-gate)"
     elif view.sent is not None and gate.synced and not view.settled:
-        what = "the gate has not confirmed yet whom it lets in"
+        what = "the gate is applying a new admission list"
     yield "gate table", what
 
 
@@ -233,13 +241,17 @@ def _limits(view: View) -> Unsure:
     state = view.state
     strict = [f"{one.pid} (user {one.uid})" for one in state.clients.values() if one.fail_safe]
     unseen = [f"{one.pid} (user {one.uid})" for one in state.clients.values() if one.unseen]
-    what = f"clients with the strictest limits instead of their own: {some(strict)}" if strict else None
+    what = (
+        f"clients with the fallback limits instead of their own (restart these programs): {some(strict)}"
+        if strict
+        else None
+    )
     yield "fail-safe", what
     unknown = [f"{one.pid} (user {one.uid})" for one in state.clients.values() if one.limits is None]
-    what = f"clients whose limits are not known, and are no reason to end them: {some(unknown)}" if unknown else None
+    what = f"clients with unknown limits, which are not enforced: {some(unknown)}" if unknown else None
     yield "limits unknown", what
-    through = "clients not seen by the gate: they came through another process, or worked before the gate was there"
-    then = "they count, pause and end as their user's others, but the gate could not hold them before they worked"
+    through = "clients that did not pass the gate, because they came through another process or started before the gate"
+    then = "limits and turns apply, but the gate could not make them wait"
     yield "unseen", f"{through}: {some(unseen)}; {then}" if unseen else None
     unnamed = "server.log does not name its clients (a driver before 580)"
     what = f"{unnamed}: a client counts as at work until its process ends"
@@ -247,13 +259,13 @@ def _limits(view: View) -> Unsure:
     outside = sum(1 for s in state.servers.values() for pid in s.attached if pid not in state.clients)
     handing = sum(1 for held in state.held.values() if held.handing is not None)
     count = "1 process is" if outside == 1 else f"{outside} processes are"
-    what = f"{count} served by MPS without having passed the gate; their limits are not known"
+    what = f"{count} served by MPS without passing the gate, with unknown limits (mpsagent-cli clients)"
     yield "past the gate", what if outside > handing else None
     # whose memory is not limited may find too little beside that of paused users
     present = [] if view.turn is None else [view.turn.uid]
     users = (*present, *view.waiting()[:MOST_NAMED]) if view.suspended else ()
     free = [f"user {uid}" for uid in users if pause_room.unlimited(view, uid)]
-    what = f"users without a memory limit, whose memory may not fit beside that of paused users: {some(free)}"
+    what = f"users without memory_limit, whose memory may not fit in addition to that of paused users: {some(free)}"
     yield "memory beside paused", what if free else None
 
 

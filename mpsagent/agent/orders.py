@@ -165,7 +165,7 @@ class Orders:
             raise no_client(client, held=self._takes.waits(client))
         if uid == owner or await self._all_may(uid):
             return
-        hint = "ask an administrator: this needs root or mpsagent's admin group"
+        hint = "root or a member of the admin group (mpsagent-admin) may do this"
         raise Problem(403, f"uid {uid} may not {what}", "order", hint)
 
 

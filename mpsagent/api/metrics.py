@@ -265,10 +265,10 @@ _OF_INSTANCE: dict[tuple[str, str], Callable[[Json], float]] = {
     ("waiting_users", "Users waiting for the GPU."): lambda page: page["waiting_users"],
     ("waiting_processes", "Processes held at the gate."): lambda page: page["waiting_processes"],
     ("outside_processes", "Processes on the GPUs outside MPS."): lambda page: page["outside_processes"],
-    ("draining", "1 while a drain is on: no new client is let in."): lambda page: page["drain"]["draining"],
+    ("draining", "1 while a drain is on: no new client is admitted."): lambda page: page["drain"]["draining"],
     ("limits_drifted", "Servers with other than their first client's limits."): lambda page: _count(page, "drifted"),
     ("limits_unconfirmed", "Users whose limits MPS did not confirm."): lambda page: _count(page, "unconfirmed"),
-    ("clients_fail_safe", "Clients with the strictest limits."): lambda page: _count(page, "fail_safe"),
+    ("clients_fail_safe", "Clients with the fallback limits."): lambda page: _count(page, "fail_safe"),
     ("unknown_lines", "Log lines of MPS that mpsagent does not know."): lambda page: page["unknown_lines"],
     ("foreign_lines", "Log lines about processes that did not pass the gate."): lambda page: page["foreign_lines"],
 }  # fmt: skip

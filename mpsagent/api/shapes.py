@@ -359,7 +359,7 @@ class Unconfirmed(TypedDict):
 
 class LimitsState(TypedDict):
     """``verified``, ``drifted``: servers by what they started with. ``unconfirmed``: users whose limits MPS did not
-    confirm; ``fail_safe``: processes that have the strictest limits for that reason."""
+    confirm; ``fail_safe``: processes that have the fallback limits for that reason."""
 
     verified: list[int]
     drifted: list[int]

@@ -172,7 +172,7 @@ def _mps(body: Json, now: datetime) -> tuple[str, str]:
 def _drain(one: Json, now: datetime) -> str:
     until = "MPS has been started again" if one.get("restart") else "mpsagent-cli resume"
     by = "" if one["by"] is None else f", by {user({'uid': one['by'], 'user': one['by_user']})}"
-    text = f"since {local(one['since'], now)}{by}, until {until}: no new client is let in"
+    text = f"since {local(one['since'], now)}{by}, until {until}: no new client is admitted"
     to_come = one["deadline"] and datetime.fromisoformat(one["deadline"]) > now
     return f"{text}; clients still at work at {local(one['deadline'], now)} are ended" if to_come else text
 
@@ -236,7 +236,7 @@ def _given(client: Json) -> str:
     """Return a client's limits in words."""
     if client["limits"] is None and client["state"] != "waiting":
         return "unknown"
-    return limits(client["limits"]).removesuffix(" on each GPU") + " (the strictest)" * bool(client["fail_safe"])
+    return limits(client["limits"]).removesuffix(" on each GPU") + " (fallback)" * bool(client["fail_safe"])
 
 
 def clients(found: list[Json], width: int = WIDE) -> list[str]:

@@ -14,11 +14,11 @@ def answered(answer: Json, now: datetime) -> list[str]:
     """What an order has come to; an answer of another shape as it is."""
     if answer.get("draining") is True:
         if answer.get("deadline"):
-            return [f"No new client is let in. Clients still at work at {local(answer['deadline'], now)} are ended."]
-        return ["No new client is let in until mpsagent-cli resume. Clients at work end by themselves."]
+            return [f"No new client is admitted. Clients still at work at {local(answer['deadline'], now)} are ended."]
+        return ["No new client is admitted until mpsagent-cli resume. Clients at work end by themselves."]
     if answer.get("draining") is False:
         return [
-            "Users who wait are let in." if answer.get("drained", True) else "There was no drain: nothing has changed."
+            "Waiting users are admitted." if answer.get("drained", True) else "There was no drain: nothing has changed."
         ]
     if "digest" in answer and "files" in answer:
         files = ", ".join(safe(one) for one in answer["files"]) or "no file: the defaults"

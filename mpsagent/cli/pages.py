@@ -73,7 +73,8 @@ def queue(path: str, as_json: bool) -> None:
     def text(body: Json) -> list[str]:
         me = os.getuid()
         if not body["queue"] and not client.ask(path, "/v1/status")[0]["gate"]["synced"]:
-            return ["who waits is not known: the gate is away; users who wait go on waiting (mpsagent-cli status)"]
+            what = "the queue is not known, because the gate is not connected; waiting users keep their places"
+            return [f"{what} (mpsagent-cli status)"]
         own = answer_text.own_place(body["queue"], me, ask.now()) if me != 0 else []
         if me != 0 and all(one["uid"] != me for one in body["queue"]):
             explained: Json = {}

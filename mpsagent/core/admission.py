@@ -38,7 +38,7 @@ AGAIN = 0.2
 """Seconds until a message that the gate did not read is sent again."""
 
 
-NEXT = Reason("next", "is let in next")
+NEXT = Reason("next", "is admitted next")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,22 +99,26 @@ def holds(view: View, now: float) -> Iterator[Reason]:
     """Return the reasons that hold all users alike, in the order in which waiting users see them."""
     state, control, fault = view.state, view.state.control, view.faulted(now)
     if state.gate is not None and not state.gate.synced:
-        yield Reason("gate", "the gate has not yet said who waits")
+        yield Reason("gate", "the queue is not known yet, because mpsagent has just started")
     if view.given_up is not None:
         yield Reason("failed", f"is refused: {view.given_up}")
     if state.drain is not None:
-        yield Reason("drain", "maintenance (drain): no new client is let in", known=True)
+        yield Reason("drain", "maintenance (drain): no new client is admitted", known=True)
     if view.elsewhere:
         yield Reason("daemon", lanes.full(view) or "this user's own control daemon is being started")
     elif view.leaving:
         yield Reason("daemon", lanes.full(view) or "", known=True)
     if control is None or not control.proven:
-        yield Reason("control", "the control daemon does not run")
+        yield Reason("control", "MPS is starting again; you keep your place")
     elif control.quitting is not None or view.retiring:
-        yield Reason("control", "the control daemon is quitting")
+        yield Reason("control", "MPS is stopping and starts again; you keep your place")
     if fault[0]:
         server = next((one.pid for one in state.servers.values() if one.status is Status.FAULT), None)
-        what = "a server has only just left FAULT" if server is None else f"server {server} is in FAULT"
+        what = (
+            "MPS has just recovered from a fault; you keep your place"
+            if server is None
+            else f"server {server} is in FAULT"
+        )
         yield Reason("fault", what, until=fault[1])
     for one in state.servers.values():
         if one.doubt is not None and now < one.doubt.until and one.status is Status.ACTIVE:
@@ -130,13 +134,13 @@ def hold(view: View, uid: int) -> Reason | None:
     """Return the reason for which the table does not name a user, except those that hold all; None: it does."""
     turn = view.turn
     if view.denied(uid):
-        return Reason("denied", "is refused: the policy denies this user MPS")
+        return Reason("denied", 'is refused: access = "deny" in the policy')
     if not view.identified(uid):
-        return Reason("name", "the name service has not yet said who this user is")
+        return Reason("name", "the name service has not identified this user yet (getent passwd)")
     if view.outgoing and uid not in view.state.users():
         return Reason("daemon", lanes.full(view) or "this user's own control daemon is being started")
     if not view.ever_fits(uid):
-        return Reason("total", "no process of this user ever fits in its total (mpsagent-cli policy check)")
+        return Reason("total", "no process of this user fits in its total (mpsagent-cli policy check)")
     if view.together:
         return None
     if turn is None:
@@ -270,7 +274,7 @@ def _refusals(view: View, memory: Memory, now: float) -> tuple[Memory, list[act.
     told = {uid: at for uid, at in memory.told.items() if now < at + TOLD_EVERY}
     for uid in held.users() if view.policy.denies or view.given_up is not None else ():
         if view.denied(uid):
-            reason, rule = f"the policy denies user {uid} MPS", view.rules(uid).origin("access").key
+            reason, rule = f'access = "deny" in the policy for user {uid}', view.rules(uid).origin("access").key
         elif view.given_up is not None:
             reason, rule = view.given_up, RULE
         else:

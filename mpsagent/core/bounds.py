@@ -75,7 +75,7 @@ def bound(view: View, uid: int, line: Sequence[Held], use: Use) -> Reason | None
         full = full._replace(text=full.text + _only_its_own(uid, mine))
     new = next((one for one in line if _needs_room(view, one)), None)
     if new is None:
-        return full or Reason(NEXT.word, "a further context of a client is let in next")
+        return full or Reason(NEXT.word, "a further CUDA context of a client is next")
     first = f"process {new.peer.pid} has no context yet, and its first one waits: " if new.of_client else ""
     for name, whose, clients in view.bounds(new.peer) if view.rules(uid).enforce else ():
         who, limit = "this user" if isinstance(whose, Rules) else name, whose.max_clients
@@ -86,7 +86,7 @@ def bound(view: View, uid: int, line: Sequence[Held], use: Use) -> Reason | None
         total, more = whose.total(view.state.devices) or Total(), view.limits_of(new.peer)
         used = [memory_use.counted(view.state, client) or view.limits_of(client.peer) for client in clients]
         if not total.fits((), more):
-            return Reason("total", f"no process of {who} ever fits in its total (mpsagent-cli policy check)")
+            return Reason("total", f"no process of {who} fits in its total (mpsagent-cli policy check)")
         if not total.fits(used, more):
             text = f"{first}{who}'s total is in use: {_total_text(total, used, more)}"
             return Reason("total", text + _only_its_own(uid, clients))

@@ -188,7 +188,9 @@ def _idle(view: View, client: Client, *, by_gpu: bool) -> float | None:
 def _would_be_held(view: View, rules: Rules, uid: int, clients: tuple[Client, ...]) -> Iterator[Surplus]:
     """Yield the clients of a user whom the gate would hold or refuse if the policy were enforced for that user."""
     if rules.access == "deny":
-        yield from ((client, f"the policy denies user {uid} MPS", rules.key("access")) for client in clients)
+        yield from (
+            (client, f'access = "deny" in the policy for user {uid}', rules.key("access")) for client in clients
+        )
         return
     mine = sorted(clients, key=lambda one: one.since)
     yield from surplus(f"user {uid}", rules, mine, lambda one: _own_limits(view, one), view.state.devices)

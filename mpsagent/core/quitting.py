@@ -111,7 +111,9 @@ def _reported(view: View, memory: Memory, now: float) -> tuple[Memory, tuple[act
         until = "as long as it takes" if drain.until is None else f"for {duration_text(max(0.0, drain.until - now))}"
         until += ", then the control daemon is started again" if drain.restart else ""
         todo.append(
-            act.Report(kind="drain.begun", reason=f"no new client is let in; clients at work go on {until}", rule=RULE)
+            act.Report(
+                kind="drain.begun", reason=f"no new client is admitted; clients at work go on {until}", rule=RULE
+            )
         )
     done = drain is not None and not view.control_alive
     if done and not memory.done:

@@ -109,15 +109,15 @@ def _user(uid: Any, names: Names) -> str:
 def _client_ended(w: _Words) -> str:
     how = {
         "faulted": ", with a sticky error",
-        "ended": ", ended by mpsagent",
-        "lost": ": its server had ended under it",
+        "ended": ", terminated by mpsagent",
+        "lost": ": its server exited first",
     }.get(str(w.get("outcome")), "")
     return f"client {w['pid']}{w.of_user()} ended after {w.span('seconds')}{how}"
 
 
 def _client_used(w: _Words) -> str:
     busy = f" {w['busy'] / w['seconds']:.0%} of {w.span('seconds')}" if w["seconds"] else ""
-    whose = " (of all at work there)" if w["shared"] and busy else ""
+    whose = " (all clients of that server)" if w["shared"] and busy else ""
     told = f"client {w['pid']}{w.of_user()}{_job(w)} used the GPU{busy}{whose}"
     return f"{told}, {w['energy'] / 1000:.3g} kJ"
 
@@ -125,22 +125,22 @@ def _client_used(w: _Words) -> str:
 def _left(w: _Words) -> str:
     who, waited = f"process {w['pid']}{w.of_user()}", w.span("waited")
     if w.get("lost"):  # systemd before 254 refuses who waits at a gate that is stopped
-        return f"{who} lost its place after {waited}: the gate was stopped, or it went away then"
-    return f"{who} went away after waiting {waited}"
+        return f"{who} lost its place after {waited}: the gate was stopped, or the process left"
+    return f"{who} left the queue after {waited}"
 
 
 def _connected(w: _Words) -> str:
-    strict = " (the strictest limits)" if w.get("fail_safe") else ""
+    strict = " (fallback limits)" if w.get("fail_safe") else ""
     given = "limits that are not known" if w.get("limits") is None else limits_words(w["limits"])
     waited = f" after {w.span('waited')}" if w["waited"] >= 0.005 else ""
     if w.get("unseen"):
-        through = "the gate has not seen it: it came through another process, or worked before the gate was there"
+        through = "it did not pass the gate: it came through another process, or started before the gate"
         return f"process {w['pid']}{w.of_user()} works with {given}; {through}"
-    return f"process {w['pid']}{w.of_user()} was let in{waited} with {given}{strict}"
+    return f"process {w['pid']}{w.of_user()} was admitted{waited} with {given}{strict}"
 
 
 def _handover_failed(w: _Words) -> str:
-    then = "it cannot be served any more" if w["lost"] else "it is held and tried again"
+    then = "it can no longer be served" if w["lost"] else "it waits and is tried again"
     return f"process {w['pid']}{w.of_user()} was not handed over ({w['stage']}: {w['why']}); {then}"
 
 
@@ -217,7 +217,7 @@ def _moved(w: _Words) -> str:
 def _drain(w: _Words) -> str:
     timeout = w.get("timeout")
     until = "" if timeout is None else f"; clients still at work after {duration_text(float(timeout))} are ended"
-    return f"{w.user('by')} ordered a drain: no new client is let in{until}"
+    return f"{w.user('by')} ordered a drain: no new client is admitted{until}"
 
 
 _SENTENCES: dict[str, Callable[[_Words], str]] = {
@@ -231,7 +231,10 @@ _SENTENCES: dict[str, Callable[[_Words], str]] = {
     "server.ended": _server_ended,
     "server.start_failed": _start_failed,
     "server.full": lambda w: f"server {w['server']} is full ({w['limit']} clients)",
-    "server.fault": lambda w: f"server {w['server']}{w.of_user()} is in FAULT and takes no new clients",
+    "server.fault": lambda w: (
+        f"server {w['server']}{w.of_user()} is in FAULT and takes no new clients: mpsagent recovers it, and waiting "
+        "users keep their places"
+    ),
     "server.fault_over": _fault_over,
     "client.waiting": lambda w: f"process {w['pid']}{w.of_user()} waits at the gate",
     "client.held": lambda w: f"process {w['pid']}{w.of_user()} is held until it exits: {w.text('why')}",
@@ -241,21 +244,21 @@ _SENTENCES: dict[str, Callable[[_Words], str]] = {
     "client.used": _client_used,
     "client.refused": lambda w: f"process {w['pid']}{w.of_user()} was refused: {w.text('why')}",
     "client.handover_failed": _handover_failed,
-    "client.sticky": lambda w: f"client {w['pid']} of server {w['server']} has a sticky error",
-    "client.end_ordered": lambda w: f"{w.user('by')} ordered the end of client {w['pid']}{w.of_user()}",
-    "turn.began": _turn_began,
-    "turn.ended": lambda w: (
-        f"the turn of {w.user()} is over after {w.span('seconds')}{', by the policy' if w['forced'] else ''}"
+    "client.sticky": lambda w: (
+        f"client {w['pid']} of server {w['server']} lost its CUDA context in a fault and has to exit"
     ),
+    "client.end_ordered": lambda w: f"{w.user('by')} ordered the termination of client {w['pid']}{w.of_user()}",
+    "turn.began": _turn_began,
+    "turn.ended": lambda w: f"the turn of {w.user()} {'expired' if w['forced'] else 'ended'} after {w.span('seconds')}",
     "user.paused": _user_paused,
-    "user.resumed": lambda w: f"{w.user()} goes on after a pause of {w.span('seconds')}",
+    "user.resumed": lambda w: f"{w.user()} continues after a pause of {w.span('seconds')}",
     "client.resumed": lambda w: (
         f"client {w['pid']}{w.of_user()} was resumed by another while it is paused; it is frozen again"
     ),
     "gate.connected": lambda w: f"the gate (process {w['pid']}) is connected",
-    "gate.lost": lambda w: "the connection to the gate is lost; the gate goes on with what the agent told it last",
+    "gate.lost": lambda w: "the connection to the gate is lost: the gate keeps its last admission list",
     "gate.handshake_unknown": lambda w: (
-        f"the control daemon's greeting is not known ({w['greeting']}): clients are passed on untouched"
+        f"the control daemon's greeting is not known ({w['greeting']}): clients are passed on unchanged"
     ),
     "limits.unconfirmed": lambda w: f"MPS did not confirm the limits of {w.user()}: {w['why']}",
     "front_end": lambda w: (
@@ -307,8 +310,8 @@ def _signal_name(number: Any) -> str:
 
 
 _PHRASES: dict[str, Callable[[_Words], str]] = {
-    "ShutdownServer": lambda w: f"told server {w['server']} to shut down{' by force' if w.get('force') else ''}",
-    "TerminateClient": lambda w: f"asked MPS to end client {w['pid']}{w.of_user()}",
+    "ShutdownServer": lambda w: f"asked server {w['server']} to shut down{' by force' if w.get('force') else ''}",
+    "TerminateClient": lambda w: f"asked MPS to terminate client {w['pid']}{w.of_user()}",
     "SignalClient": lambda w: f"sent {_signal_name(w['signal'])} to client {w['pid']}{w.of_user()}",
     "WarnClient": lambda w: (
         f"warned client {w['pid']}{w.of_user()} by {_signal_name(w['signal'])}"
@@ -317,11 +320,11 @@ _PHRASES: dict[str, Callable[[_Words], str]] = {
     ),
     "Tell": lambda w: f"told process {w['pid']}{w.of_user()}, if it has a terminal",
     "Freeze": lambda w: f"froze client {w['pid']}{w.of_user()}",
-    "Thaw": lambda w: f"let client {w['pid']}{w.of_user()} go on",
+    "Thaw": lambda w: f"thawed client {w['pid']}{w.of_user()}",
     "SignalHeld": lambda w: f"sent {_signal_name(w['signal'])} to process {w['pid']}{w.of_user()} at its hand-over",
     "KillServer": lambda w: f"killed server {w['server']}",
-    "Resume": lambda w: f"continued the stopped process {w['pid']}",
-    "QuitControl": lambda w: f"told the control daemon to quit within {w['timeout']} s",
+    "Resume": lambda w: f"resumed the stopped process {w['pid']}",
+    "QuitControl": lambda w: f"asked the control daemon to quit within {w['timeout']} s",
     "KillControl": lambda w: "killed the control daemon",
     "StartControl": lambda w: "started the control daemon",
     "Reconcile": lambda w: "asked the control daemon for its servers",
@@ -336,7 +339,7 @@ def _action(record: Record, names: Names) -> str:
     name = str(record.get("action") or "an action")
     phrase = _PHRASES[name](w) if name in _PHRASES else name
     if record.get("enforce") is False:
-        phrase = f"not enforced, would have {phrase}"
+        phrase = f"report mode, would have {phrase}"
     reason = w.text()
     if name in ("SignalClient", "SignalHeld", "WarnClient"):
         reason = reason.rpartition("; ")[0] or reason  # it says itself which signal to whom
@@ -345,7 +348,7 @@ def _action(record: Record, names: Names) -> str:
         return f"{text} (begun)"
     answer = w.text("text").strip()
     if record.get("ok") is False:
-        return f"{text}; this FAILED{f': {answer}' if answer else ''}"
+        return f"{text}; it failed{f': {answer}' if answer else ''}"
     return text
 
 

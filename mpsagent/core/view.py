@@ -267,7 +267,7 @@ class View:
         return f"instance.{self.policy.instance}.{name}"
 
     def fail_safe(self) -> Limits:
-        """The strictest limits of the policy: what a client gets when its own cannot be known or confirmed."""
+        """The fallback limits of the policy: what a client gets when its own cannot be known or confirmed."""
         if not self.limits_enforced:
             return Limits()
         least = self.policy.fail_safe(self.state.devices)

@@ -99,7 +99,9 @@ def _why(view: View, uid: int, line: Sequence[Held], everybody: Reason | None, u
     if view.ends_soon(uid) and not any(one.of_client for one in line):
         return Reason("turn", "this user's own turn is about to end: new processes wait for the next one")
     if (until := view.state.slowed.get(uid, now)) > now:
-        text = "other users come first, because this user's processes took long to meet their server or died at work"
+        text = (
+            "slowed down, because this user's last processes delayed other users: they started slowly or died at work"
+        )
         return Reason("slowed", text, until=until)
     return bound(view, uid, line, use) or NEXT
 

@@ -243,7 +243,7 @@ class HandOver:
             return [Connect()]
         doubt = verdict.why or "the servers changed each time they were asked for"
         if self.fail_safe:
-            why = f"neither the user's limits nor the strictest limits are confirmed: {doubt}"
+            why = f"neither the user's limits nor the fallback limits are confirmed: {doubt}"
             return self._fail(why, unconfirmed=not verdict.never, never=verdict.never)
         actions: list[Action] = [Doubt(self.limits, doubt)]
         self.limits = self.plan.fail_safe

@@ -52,7 +52,7 @@ def run(public: Path, daemon: Path, link: Path, state: Path) -> None:
 @_state
 @click.option("--threads", type=float, default=None, help="Active thread percentage for everybody.")
 def pass_(public: Path, daemon: Path, state: Path, threads: float | None) -> None:
-    """Serve everybody with the strictest limits, without an agent."""
+    """Serve everybody with the fallback limits, without an agent."""
     from mpsagent.gate import service
     from mpsagent.gate.loop import Options
 

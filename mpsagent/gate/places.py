@@ -41,7 +41,7 @@ Process = tuple[int, int]
 class KnownProcess:
     """A process that was handed over and lives. ``limits``: those of its last hand-over, ``most``: the most that any of
     its hand-overs gave it, None: unknown. ``listed``: its contexts by device; ``opened``: when further ones were handed
-    over; ``fail_safe``: the strictest limits were taken."""
+    over; ``fail_safe``: the fallback limits were taken."""
 
     pid: int
     uid: int

@@ -29,7 +29,7 @@ _Made = TypeVar("_Made")
 
 
 def everybody(directory: Path, threads: float | None, daemon: Path) -> list[Admissions]:
-    """Everybody passes with the strictest limits that the agent said last of an instance, or with strict ones; with a
+    """Everybody passes with the fallback limits that the agent said last of an instance, or with strict ones; with a
     server for each user one user after the other. ``daemon``: the first instance's, where no agent ever was."""
     found = []
     for name in state.instances(directory) or [""]:

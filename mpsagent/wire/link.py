@@ -57,7 +57,7 @@ class Knock:
 @dataclass(frozen=True, slots=True)
 class Known:
     """A process that was handed over and lives. ``limits``: those of its last hand-over, ``most``: the most that any of
-    its hand-overs gave it, each None where the gate does not know it; ``fail_safe``: the strictest limits were taken;
+    its hand-overs gave it, each None where the gate does not know it; ``fail_safe``: the fallback limits were taken;
     ``connections``: how often it passed this gate, 0: it came through another process (:class:`Found`); ``counts``
     False: see :class:`NoContext`."""
 

@@ -101,7 +101,7 @@ def test_while_the_api_is_stopped_users_are_served_and_orders_are_carried_out(st
     try:
         stage.exact(A, 50)
         assert agent.api.order("drain")[1]["draining"]
-        assert stage.cli(agent, "resume") == (0, "Users who wait are let in.\n")
+        assert stage.cli(agent, "resume") == (0, "Waiting users are admitted.\n")
     finally:
         os.kill(api, signal.SIGCONT)
     stage.record("drain.resumed")

@@ -40,7 +40,7 @@ def turns(text: str = "") -> Policy:
 
 
 def test_who_has_waited_for_a_whole_turn_does_not_wait_too_long_when_it_is_over() -> None:
-    """Seen: for a second after a turn, `status` said that the next user waits longer than the policy says."""
+    """Seen: for a second after a turn, `status` said that the next user waits longer than the policy allows."""
     core, left = Core(State(turns())), 200.0
     held = Queue().put(Held(1, Peer(10, USER, USER, 1), 100.0))
     control = Control(pid=5, started=1.0, socket="/c", version=13000, proven=True)
@@ -49,7 +49,7 @@ def test_who_has_waited_for_a_whole_turn_does_not_wait_too_long_when_it_is_over(
     conditions = Conditions()
     for now, expected in ((left + 1.0, 0), (left + WAIT_SLACK + 1.0, 1)):
         note_conditions(conditions, core, now)
-        assert len([one for one in conditions.all() if "longer than the policy says" in one.what]) == expected
+        assert len([one for one in conditions.all() if "longer than the policy allows" in one.what]) == expected
 
 
 @pytest.mark.parametrize("turn", [Turn(USER, 100.0), None], ids=["in its turn", "behind a turn that is over"])
@@ -66,7 +66,7 @@ def test_who_waits_while_a_server_starts_does_not_wait_too_long(turn: Turn | Non
     most = policy.hang_server_ready + policy.hang_control
     for now, expected in ((101.0 + WAIT_SLACK + 1.0, 0), (100.0 + most, 0), (100.0 + most + WAIT_SLACK + 1.0, 1)):
         note_conditions(conditions, core, now)
-        assert len([one for one in conditions.all() if "longer than the policy says" in one.what]) == expected, now
+        assert len([one for one in conditions.all() if "longer than the policy allows" in one.what]) == expected, now
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_who_waits_for_a_turn_to_end_waits_too_long_when_it_is_not_over_by_its_t
     assert turn.ends is not None
     for more, expected in ((-1.0, 0), (1.0, 1)):
         note_conditions(conditions, stage.core, turn.ends + seconds + WAIT_SLACK + more)
-        assert len([one for one in conditions.all() if "longer than the policy says" in one.what]) == expected
+        assert len([one for one in conditions.all() if "longer than the policy allows" in one.what]) == expected
 
 
 def test_one_is_not_said_in_the_plural() -> None:
@@ -186,7 +186,7 @@ def test_until_when_the_old_way_holds_is_said(clients: int, drain: Drain | None,
             ),
             "1 process is served by MPS without having passed the gate",
         ),
-        (lambda s: replace(s, unseen=2), "2 clients were refused, whose processes mpsagent cannot see"),
+        (lambda s: replace(s, unseen=2), "2 clients were refused, because mpsagent cannot see their processes"),
         (lambda s: replace(s, clients={501: replace(s.clients[501], fail_safe=True)}), "501 (alice)"),
         (
             lambda s: replace(s, policy=replace(turns("mode = 'report'"), sharing="turns")),

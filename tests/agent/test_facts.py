@@ -54,7 +54,7 @@ FACTS = ("limits", "since", "waited", "command", "unseen")
 
 @pytest.mark.parametrize("extra", [TURNS, 'sharing = "per-user"\n', 'sharing = "one-server"\n'])
 def test_a_client_keeps_its_limits_and_its_history_when_agent_and_gate_are_stopped(stage: Stage, extra: str) -> None:
-    """It was recorded with the strictest limits of the policy, and terminated for being above them."""
+    """It was recorded with the fallback limits of the policy, and terminated for being above them."""
     agent = stage.with_agent(POLICY, extra=extra)
     client = stage.client(A, "sleep", 600)
     client.known()

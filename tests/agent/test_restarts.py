@@ -43,7 +43,7 @@ def test_a_client_keeps_its_name_and_its_wait_beyond_an_agent(stage: Stage) -> N
 
 
 def test_a_restart_that_goes_well_says_of_nothing_that_it_failed(stage: Stage) -> None:
-    """ "Asked the control daemon for its servers; this FAILED: no control daemon": that it has ended was the order."""
+    """ "Asked the control daemon for its servers; it failed: no control daemon": that it has ended was the order."""
     agent = stage.with_agent(POLICY)
     client = stage.client(A, "sleep", 600)
     client.working()

@@ -103,7 +103,7 @@ def test_who_waits_at_the_gate_is_not_a_client(served: Served) -> None:
     status, body = order(served, OTHER, "terminate", pid=600)
     assert (status, body["detail"]) == (
         404,
-        "process 600 waits at the gate: it is not a client yet, so there is nothing to end",
+        "process 600 waits at the gate: it is not a client yet",
     )
     assert "kill 600" in body["hint"]
     status, body = order(served, OTHER, "terminate", pid=999)

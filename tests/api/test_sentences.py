@@ -62,16 +62,19 @@ def of(one: tr.Transition) -> str:
     [
         (tr.TurnBegan(1.0, 1002, 0.104), "the GPU goes to bob, 0.10s after the user before"),
         (tr.TurnBegan(1.0, 1003, None), "the GPU goes to user 1003"),
-        (tr.TurnEnded(1.0, 1001, 1830.0, True), "the turn of alice is over after 30m30s, by the policy"),
+        (tr.TurnEnded(1.0, 1001, 1830.0, True), "the turn of alice expired after 30m30s"),
         (
             tr.ClientConnected(1.0, 70, 1001, 3.2, Limits(20.0, {0: 1 << 30}), True),
-            "process 70 of alice was let in after 3.20s with 20 %, 1G (the strictest limits)",
+            "process 70 of alice was admitted after 3.20s with 20 %, 1G (fallback limits)",
         ),
         (
             tr.ClientEnded(1.0, 70, 1001, 5, "lost", 12.0, 0.0),
-            "client 70 of alice ended after 12.0s: its server had ended under it",
+            "client 70 of alice ended after 12.0s: its server exited first",
         ),
-        (tr.FaultBegan(1.0, 5, None), "server 5 is in FAULT and takes no new clients"),
+        (
+            tr.FaultBegan(1.0, 5, None),
+            "server 5 is in FAULT and takes no new clients: mpsagent recovers it, and waiting users keep their places",
+        ),
         (tr.FaultOver(1.0, 5, 6.3, True), "server 5 recovered from its fault after 6.30s"),
         (
             tr.ServerStartFailed(1.0, 5, "", 3),
@@ -79,7 +82,7 @@ def of(one: tr.Transition) -> str:
         ),
         (
             tr.HandoverFailed(1.0, 70, 1001, "connect", "no socket", False),
-            "process 70 of alice was not handed over (connect: no socket); it is held and tried again",
+            "process 70 of alice was not handed over (connect: no socket); it waits and is tried again",
         ),
         (tr.FrontEndUsed(1.0, 9, 0, "quit"), "root (process 9) told the control daemon: quit"),
         (
@@ -121,13 +124,13 @@ TERMINATE = act.TerminateClient(
 
 def test_an_action_and_its_outcome_are_one_sentence() -> None:
     """What was done, to whom, why; and when it failed, how."""
-    assert _done(TERMINATE) == "asked MPS to end client 70 of alice: the turn of alice is over"
+    assert _done(TERMINATE) == "asked MPS to terminate client 70 of alice: the turn of alice is over"
     assert _done(TERMINATE, False, "no answer") == (
-        "asked MPS to end client 70 of alice: the turn of alice is over; this FAILED: no answer"
+        "asked MPS to terminate client 70 of alice: the turn of alice is over; it failed: no answer"
     )
     assert _done(TERMINATE, kind="action").endswith("(begun)")
     reported = dataclasses.replace(TERMINATE, enforce=False)
-    assert _done(reported).startswith("not enforced, would have asked MPS to end client 70")
+    assert _done(reported).startswith("report mode, would have asked MPS to terminate client 70")
 
 
 def test_reports_are_told_by_their_reason_with_names() -> None:

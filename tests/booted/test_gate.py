@@ -249,7 +249,7 @@ def test_an_agent_that_cannot_start_opens_the_gate_with_the_fail_safe_limits(nod
     client = node.start(CLIENT, "query", user=BOB)
     assert_served(client, 10)
     assert node.systemctl("is-active", "mpsagent-open.service") == "active"
-    assert "strictest limits" in node.journal("-u", "mpsagent.service")
+    assert "fallback limits" in node.journal("-u", "mpsagent.service")
     # One that starts: systemd hears that it is ready.
     node.write(
         "/etc/systemd/system/mpsagent.service.d/broken.conf",
@@ -263,7 +263,7 @@ def test_an_agent_that_cannot_start_opens_the_gate_with_the_fail_safe_limits(nod
 
 
 def test_who_masks_the_opening_keeps_the_gate_closed(node: Machine) -> None:
-    """For sites where waiting is better than users who are let in with the strictest limits."""
+    """For sites where waiting is better than users who are let in with the fallback limits."""
     node.write(
         "/etc/systemd/system/mpsagent.service.d/broken.conf",
         "[Service]\nEnvironment=MPSAGENT_OPEN_AFTER=1\nExecStart=\nExecStart=/bin/false\n",

@@ -121,7 +121,7 @@ def test_events_are_sentences_of_at_most_100_columns(served: Served) -> None:
     lines = run(served, "events", TZ="UTC").stdout.splitlines()
     assert lines[:2] == [
         "2026-11-21 00:00:01  the GPU goes to bob, 0.10s after the user before",
-        "2026-11-21 00:00:03  sent SIGTERM to client 501 of alice: the turn of alice is over; this FAILED: no",
+        "2026-11-21 00:00:03  sent SIGTERM to client 501 of alice: the turn of alice is over; it failed: no",
     ]
     assert lines[3].startswith("2026-11-21 00:00:04  killed server 500: it hangs it hangs")
     assert lines[-1].endswith("(begun)")

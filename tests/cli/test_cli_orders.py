@@ -60,8 +60,8 @@ def test_terminate_says_what_became_of_it(served: Served) -> None:
     waits.join(30)
     assert done[0].returncode == 0, done
     assert [line[21:] for line in done[0].stdout.splitlines()] == [
-        "asked MPS to end client 501 of alice: ordered by carol",
-        "client 501 of alice ended after 39.5s, ended by mpsagent",
+        "asked MPS to terminate client 501 of alice: ordered by carol",
+        "client 501 of alice ended after 39.5s, terminated by mpsagent",
     ]
 
 
@@ -97,7 +97,7 @@ def test_who_may_not_restart_is_not_asked_first(served: Served, monkeypatch: pyt
 
 def test_a_resume_says_whether_there_was_a_drain(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     for drained, said in (
-        (True, "Users who wait are let in.\n"),
+        (True, "Waiting users are admitted.\n"),
         (False, "There was no drain: nothing has changed.\n"),
     ):
 
@@ -120,7 +120,7 @@ def test_a_restart_that_fails_is_not_fine(served: Served, monkeypatch: pytest.Mo
     monkeypatch.setattr(served.backend, "restart", fails)
     done = run(served, "restart-mps", "--yes")
     assert done.returncode == 1
-    assert "this FAILED: it is not installed" in " ".join(done.stdout.split())
+    assert "it failed: it is not installed" in " ".join(done.stdout.split())
 
 
 def test_a_reload_that_fails_is_not_fine(served: Served) -> None:
@@ -153,10 +153,10 @@ def test_orders_are_answered_in_words_and_local_time() -> None:
     now = datetime(2026, 11, 22, 1, tzinfo=timezone(timedelta(hours=1)))
     for answer, text in (
         ({"draining": True, "deadline": "2026-11-22T00:21:09.594+00:00"},
-         "No new client is let in. Clients still at work at 01:21:09 are ended."),
+         "No new client is admitted. Clients still at work at 01:21:09 are ended."),
         ({"draining": True, "deadline": None},
-         "No new client is let in until mpsagent-cli resume. Clients at work end by themselves."),
-        ({"draining": False}, "Users who wait are let in."),
+         "No new client is admitted until mpsagent-cli resume. Clients at work end by themselves."),
+        ({"draining": False}, "Waiting users are admitted."),
         ({"digest": "604a46bf269d0815", "files": ["/etc/mpsagent/policy.toml"]},
          "The policy is in force: 604a46bf269d, from /etc/mpsagent/policy.toml"),
         ({"of": "a later version"}, "of: a later version"),

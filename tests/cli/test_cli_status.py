@@ -89,10 +89,11 @@ def test_a_drain_says_what_ends_when(served: Served) -> None:
     for restart, end in ((False, "mpsagent-cli resume"), (True, "MPS has been started again")):
         text = page(START + 30, restart=restart, at=10)
         assert (
-            f"since 00:00:00, until {end}: no new client is let in; clients still at work at 00:00:30 are ended" in text
+            f"since 00:00:00, until {end}: no new client is admitted; clients still at work at 00:00:30 are ended"
+            in text
         )
         assert "1G; until 00:00:30 at the latest, then its clients are ended" in text
-    assert "until mpsagent-cli resume: no new client is let in in use" in page(START + 30, restart=False, at=40)
+    assert "until mpsagent-cli resume: no new client is admitted in use" in page(START + 30, restart=False, at=40)
     assert "for as long as it wants" not in page(START + 30, restart=False, at=10)
     assert "until 00:00:30" not in page(None, restart=False, at=10)
 

@@ -341,7 +341,7 @@ def test_paused_users_go_on_when_each_gets_a_control_daemon() -> None:
 
 
 def test_who_comes_while_it_ends_is_told_that_it_ends() -> None:
-    """It said that he is let in next, and nobody was."""
+    """It said that he is admitted next, and nobody was."""
     stage = of_alice()
     one = stage.client(ALICE)
     stage.run(2)
@@ -355,7 +355,7 @@ def test_who_comes_while_it_ends_is_told_that_it_ends() -> None:
     assert view.state.control is not None
     assert view.state.control.quitting is None
     (why,) = (one.why for one in waiting(view, stage.now))
-    assert why.text == "the control daemon is quitting"
+    assert why.text == "MPS is stopping and starts again; you keep your place"
 
 
 @pytest.mark.parametrize(("places", "ended"), [(16, False), (1, True)], ids=["room", "no room"])

@@ -112,7 +112,8 @@ def test_what_is_not_enforced_is_only_reported_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "says"), [('access = "deny"', "denies user 1003"), ("max_clients = 1", "may have 1 client at a time")]
+    ("rule", "says"),
+    [('access = "deny"', "in the policy for user 1003"), ("max_clients = 1", "may have 1 client at a time")],
 )
 def test_whom_the_gate_keeps_out_it_lets_in_where_nothing_is_enforced(rule: str, says: str) -> None:
     """`mode = 'report'` promises that nothing is enforced; what would have been is on record, once for each client."""

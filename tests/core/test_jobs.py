@@ -265,7 +265,7 @@ def test_whom_the_gate_slows_down_learns_until_when() -> None:
     assert stage.core is not None
     (alice,) = waiting(stage.core.view(), stage.now)
     assert (alice.why.word, alice.why.until) == ("slowed", stage.now + 45)
-    assert "took long to meet their server" in alice.why.text
+    assert "delayed other users" in alice.why.text
     (alice,) = waiting(stage.core.view(), stage.now + 45)
     assert alice.why.word == "total"
 

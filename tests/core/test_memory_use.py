@@ -166,7 +166,7 @@ def test_a_later_agent_judges_by_the_most_that_was_given() -> None:
 
 
 def test_limits_that_are_not_known_end_no_client() -> None:
-    """mpsagent was removed and installed again: the strictest limits were taken for the client's own."""
+    """mpsagent was removed and installed again: the fallback limits were taken for the client's own."""
     stage, carol = started_with(ENDS + "[user.dave]\nmemory_limit = '1G'\n")
     stage.kill_agent()
     stage.gate.forget()

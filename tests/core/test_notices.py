@@ -87,9 +87,9 @@ def test_a_refused_process_learns_the_reason_before_the_error() -> None:
     carol = stage.client(CAROL)
     stage.run(1)
     ((pid, text),) = told(stage)
-    assert (pid, "the policy denies user 1003 MPS" in text) == (carol.pid, True)
+    assert (pid, "in the policy for user 1003" in text) == (carol.pid, True)
     assert stage.refused == [CAROL]
-    kinds = [type(one) for _, one in stage.done if isinstance(one, act.Tell) or "denies" in one.reason]
+    kinds = [type(one) for _, one in stage.done if isinstance(one, act.Tell) or "in the policy for user" in one.reason]
     assert kinds == [act.Tell, act.TellGate]
     for _ in range(5):
         stage.client(CAROL)

@@ -212,7 +212,7 @@ APART, DENY = '[instance.gpu]\nsharing = "per-user"\n', f'{TOGETHER}[user.carol]
 
 @pytest.mark.parametrize(
     ("more", "why", "enforce"),
-    [(DENY, "the policy denies user", True), (DENY, "the policy denies user", False), (APART, "own", True)],
+    [(DENY, "in the policy for user", True), (DENY, "in the policy for user", False), (APART, "own", True)],
     ids=["denied", "only told", "apart"],
 )
 def test_who_the_policy_denies_or_whose_daemon_it_is_not_is_ended(more: str, why: str, enforce: bool) -> None:

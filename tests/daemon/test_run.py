@@ -244,7 +244,7 @@ def test_the_log_has_one_line_for_an_action_and_its_outcome(stage: Stage) -> Non
     stage.until(lambda: all(words in agent.log() for words in ("asked MPS to end", "ordered by root")), "it is said")
     assert stage.records("action.done", action="Reconcile"), "asked, and kept in the history"
     lines = [line for line in agent.log().splitlines() if "client" in line or "control daemon" in line]
-    assert len([line for line in lines if f"asked MPS to end client {client.pid}" in line]) == 1
+    assert len([line for line in lines if f"asked MPS to terminate client {client.pid}" in line]) == 1
     assert len([line for line in lines if "started the control daemon" in line]) == 1
     assert not [line for line in lines if "(begun)" in line or "for its servers" in line]
     assert [line for line in lines if "ordered by root" in line]

@@ -50,7 +50,7 @@ work, where starts of servers took 7 to 9 s. A second fault cannot be meant: the
 HOSTAGE = 15.0
 """Seconds after a hostage was handed over in which its server may have to be killed: a fault for its neighbours."""
 SLACK = 10.0
-"""Seconds that a wait may be longer than the policy says: starts of processes on a busy machine."""
+"""Seconds that a wait may be longer than the policy allows: starts of processes on a busy machine."""
 RC = {"alloc": 13, "fault": 17}
 GPU = re.compile(r"\] devices \d+ using (GPU-[0-9a-f]+)")
 SEEN = re.compile(r"\] sms (\d+) meminfo \w+ free (\d+) MiB")

@@ -1,4 +1,4 @@
-"""Promise 2: the GPU is never idle while a user waits, and nobody waits longer than the policy says."""
+"""Promise 2: the GPU is never idle while a user waits, and nobody waits longer than the policy allows."""
 
 from __future__ import annotations
 

@@ -995,7 +995,7 @@ def name_service(chance: random.Random, seed: int) -> Day:
 
 
 def doubtful(chance: random.Random, seed: int) -> Day:
-    """MPS takes neither one user's limits nor the strictest ones."""
+    """MPS takes neither one user's limits nor the fallback limits."""
     users = chance.sample(sorted(LIMITS), 3)
     bad, *good = users
     comings = [Guest(2 + chance.uniform(0, 3), bad, 1.0, kind="doubted") for _ in range(chance.randint(1, 4))]

@@ -207,7 +207,7 @@ class Systemd:
         """mpsagent-open.service is started, or stopped as the agent has started: the gate is another one each time."""
         if self.open is not yes:
             self.open = yes
-            self.world.tell("the gate is opened with the strictest limits" if yes else "the gate hears the agent again")
+            self.world.tell("the gate is opened with the fallback limits" if yes else "the gate hears the agent again")
             for one in self.world.who("gate"):
                 self.kernel.signal(one, 15)
 
