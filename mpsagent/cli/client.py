@@ -140,7 +140,9 @@ def _connected(path: str, timeout: float) -> socket.socket:
 
 
 def _why(error: OSError, timeout: float) -> str:
-    if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+    if isinstance(error, FileNotFoundError):
+        return "there is no such socket (--socket, MPSAGENT_SOCKET), or it is not running"
+    if isinstance(error, ConnectionRefusedError):
         return "it is not running"
     if isinstance(error, BlockingIOError):
         return f"it has not accepted a connection for {timeout:g} s"

@@ -77,7 +77,7 @@ def check(files: tuple[Path, ...], as_json: bool, strict: bool = False, devices:
         print(", ".join(counts) + (" (not good because of --strict)" if not errors else ""))
     else:
         read = ", ".join(wording.safe(name) for name, _ in texts)
-        say(f"good{', with ' + counts[0] if counts else ''}: {read}")
+        say(f"{read}: OK{', with ' + counts[0] if counts else ''}")
     return 0 if good else 2
 
 

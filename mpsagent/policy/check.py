@@ -66,7 +66,8 @@ def _walk(table: Table, written: Mapping[str, Any], path: Path, found: Checked) 
             continue
         below = table.below(name)
         if below is None:
-            found.wrong(here, "unknown key", "" if found.full() else _meant(table, here, value))
+            kind = "section" if isinstance(value, dict) and not path else "key"
+            found.wrong(here, f"unknown {kind}", "" if found.full() else _meant(table, here, value))
             continue
         if table.each is not None:
             try:
@@ -97,6 +98,8 @@ def _meant(table: Table, path: Path, value: object) -> str:
     name = path[-1]
     if name in table.old:
         return f'it is called "{table.old[name]}" now'
+    if name in ("enforce", "mode"):
+        return 'write mode = "report" at the top of the file, in [user.NAME] or in [group.NAME]'
     near = units.nearest(name[: parse.SHOWN], [*table.known, *table.old])
     begun = [one for one in table.known if len(name) >= 3 and one.startswith(name)]
     if begun:

@@ -48,7 +48,7 @@ def test_warnings_are_printed_and_do_not_fail(tmp_path: Path, devices: str) -> N
     assert lines[2].startswith(f"{path}:3: warning: limits.memory_limit: 300G is more than GPU 0 has (140G)")
     assert lines[4] == f"{path}:4: warning: user.rooot: there is no user rooot here"
     assert 'did you mean "root"?' in lines[5]
-    assert lines[-1] == f"good, with 3 warnings: {path}"
+    assert lines[-1] == f"{path}: OK, with 3 warnings"
     assert not [line for line in lines if line.startswith("sharing")], "no lecture"
 
 

@@ -50,7 +50,7 @@ def test_ten_mistakes_are_ten_errors() -> None:
         "0.toml:10: group.students.max_clients: 0 is less than 1; write a whole number from 1 to 1000",
         '0.toml:12: timeouts.control_daemon: "soon" is not a duration; write a duration like "30s", "10m" or "1h30m"',
         '0.toml:14: agent.on_stop: "exit" is not possible here; did you mean "quit"?',
-        '0.toml:15: hook: unknown key; did you mean "hooks"?',
+        '0.toml:15: hook: unknown section; did you mean "hooks"?',
     ]
 
 
@@ -167,7 +167,7 @@ def test_hostile_values_are_errors(line: str, key: str, says: str) -> None:
         ("[user.jane.doe]\nactive_threads = '3%'\n", "user.jane.doe", "unknown key"),
         ('[user.jane]\ngrace = "3s"\n', "user.jane.grace", "unknown key"),
         ("[turn]\nactive_threads = '3%'\n", "turn.active_threads", "unknown key"),
-        ("[users.jane]\nactive_threads = '3%'\n", "users", "unknown key"),
+        ("[users.jane]\nactive_threads = '3%'\n", "users", "unknown section"),
         ('[turn]\non_expiry = "kill"\n', "turn.on_expiry", "not possible"),
         ('[turn]\ngrace = "never"\n', "turn.grace", "not a duration"),
         ('[timeouts]\ncontrol_daemon = "0s"\n', "timeouts.control_daemon", "less than 100ms"),
