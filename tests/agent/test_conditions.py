@@ -178,19 +178,19 @@ def test_until_when_the_old_way_holds_is_said(clients: int, drain: Drain | None,
         (lambda s: replace(s, gate=None), "the gate is not connected"),
         (
             lambda s: replace(s, clients={**s.clients, 7: replace(s.clients[501], connections=0)}),
-            "before the gate was there: 501 (alice)",
+            "started before the gate: 501 (alice)",
         ),
         (
             lambda s: s.changed(
                 servers={500: replace(s.servers[500], attached={**s.servers[500].attached, 9: Attachment(START)})},
             ),
-            "1 process is served by MPS without having passed the gate",
+            "1 process is served by MPS without passing the gate",
         ),
         (lambda s: replace(s, unseen=2), "2 clients were refused, because mpsagent cannot see their processes"),
         (lambda s: replace(s, clients={501: replace(s.clients[501], fail_safe=True)}), "501 (alice)"),
         (
             lambda s: replace(s, policy=replace(turns("mode = 'report'"), sharing="turns")),
-            "nothing is enforced",
+            "report mode",
         ),
         (lambda s: replace(s, policy=turns("[user.bob]\nmode = 'report'")), "not enforced for user bob"),
     ],

@@ -241,7 +241,9 @@ def test_the_log_has_one_line_for_an_action_and_its_outcome(stage: Stage) -> Non
     client.known()
     assert agent.api.order("terminate", pid=client.pid)[0] == 200
     stage.record("client.ended", pid=client.pid)
-    stage.until(lambda: all(words in agent.log() for words in ("asked MPS to end", "ordered by root")), "it is said")
+    stage.until(
+        lambda: all(words in agent.log() for words in ("asked MPS to terminate", "ordered by root")), "it is said"
+    )
     assert stage.records("action.done", action="Reconcile"), "asked, and kept in the history"
     lines = [line for line in agent.log().splitlines() if "client" in line or "control daemon" in line]
     assert len([line for line in lines if f"asked MPS to terminate client {client.pid}" in line]) == 1
