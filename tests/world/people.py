@@ -315,6 +315,14 @@ class Mute(Client):
         return None
 
 
+class Late(Client):
+    """Meets its server 0.24 s late, each time: the gate counted hand-overs from 0.25 s on."""
+
+    def greet(self, server: End, number: int) -> Generator[tuple[list[File], float | None], None, int | None]:
+        yield [], self.kernel.now + 0.24
+        return (yield from super().greet(server, number))
+
+
 class Crasher(Client):
     """Is killed with its contexts open and no kernel in flight: no fault follows, which only MPS can know."""
 
@@ -325,6 +333,6 @@ class Crasher(Client):
 
 
 KINDS = {
-    "honest": Client, "crasher": Crasher, "liar": Liar, "early": Early, "doubter": Doubter, "silent": Silent,
-    "mute": Mute,
+    "honest": Client, "late": Late, "crasher": Crasher, "liar": Liar, "early": Early, "doubter": Doubter,
+    "silent": Silent, "mute": Mute,
 }  # fmt: skip

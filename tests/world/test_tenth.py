@@ -94,6 +94,7 @@ ATTACKS = {
     "false acknowledgements": Attack("liar"),
     "acknowledgements too early": Attack("early", lives=0.0, work=0.3),
     "one that acknowledges too early": Attack("early", ("together",), count=1, lives=0.0, work=0.6, again=0.05),
+    "20 that meet their server late": Attack("late", ("together",), lives=0.0, work=0.05, again=0.05),
     "one that dies at work again and again": Attack("crasher", count=1, lives=0.0, work=0.05, again=0.05),
     "20 that die at work": Attack("crasher", ("together",), lives=0.0, work=1.0),
     "false errors": Attack("doubter"),
