@@ -76,7 +76,7 @@ class Executor:
         """Perform the action, and return its result. Never raise."""
         if not action.enforce:
             return act.Done(self._clock.now(), action, True, "not enforced: only reported")
-        held = False
+        held, began = False, self._clock.now()
         try:
             if isinstance(action, act.TerminateClient):
                 ok, text, held = await self._terminate(action)
@@ -84,7 +84,8 @@ class Executor:
                 ok, text = await self._do(action)
         except Exception as error:
             ok, text = False, f"{type(error).__name__}: {error}"
-        return act.Done(self._clock.now(), action, ok, text, held)
+        now = self._clock.now()
+        return act.Done(now, action, ok, text, held, now - began if isinstance(action, act.TerminateClient) else 0.0)
 
     def tell_gate(self, action: act.TellGate) -> act.Done:
         try:

@@ -188,13 +188,15 @@ class Report(Action):
 @dataclass(frozen=True, slots=True)
 class Done:
     """How an action ended. ``ok`` False with ``text`` saying what MPS or the kernel answered. ``held``: the files of
-    the GPU that a client had open are held, so its process may exit at once."""
+    the GPU that a client had open are held, so its process may exit at once. ``took``: seconds for which MPS was asked
+    to terminate a client, in which it answers nobody."""
 
     at: float
     action: Action
     ok: bool
     text: str = ""
     held: bool = False
+    took: float = 0.0
 
 
 def action_fields(action: Action) -> dict[str, object]:

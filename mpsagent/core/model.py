@@ -196,6 +196,9 @@ class Client:
     control daemon."""
     terminated: float | None = None
     """When ``terminate_client`` was answered for it. Asked again, the daemon answers nothing until it exits (X8)."""
+    unanswered: float | None = None
+    """When mpsagent gave up waiting for the answer to its ``terminate_client``: the daemon answers nobody until its
+    process exits."""
     held: bool = False
     """True if its files of the GPU are held, so that its exit harms no other client."""
     outcome: Outcome = Outcome.OK

@@ -390,6 +390,9 @@ def _ended(state: State, event: inp.ProcessEnded, out: Out) -> State:
             max(0.0, event.at - client.since), client.waited, client.lease, client.job,
         )
     )  # fmt: skip
+    if client.unanswered is not None:
+        until = event.at if client.detached is None else client.detached
+        state = held_up(state, client.uid, until - client.unanswered)
     server = state.server_of(client.pid)
     if server is not None:
         known = server.attached[client.pid]
@@ -530,6 +533,11 @@ def _done(state: State, event: Done, out: Out) -> State:
         return server_ended(state, action.server, event.at, None, out) if action.server in state.servers else state
     if isinstance(action, Freeze | Thaw) and event.ok:
         return _frozen(state, action.pid, action.start, event.at if isinstance(action, Freeze) else None)
+    if isinstance(action, TerminateClient):
+        state = held_up(state, action.uid, event.took)
+        client, gave_up = state.clients.get(action.pid), event.took > action.deadline - 0.1
+        if client is not None and client.peer.start == action.start and gave_up and not event.ok:
+            return replace(state, clients={**state.clients, client.pid: replace(client, unanswered=event.at)})
     if isinstance(action, TerminateClient | SignalClient) and event.ok:
         client = state.clients.get(action.pid)
         if client is not None and client.peer.start == action.start:

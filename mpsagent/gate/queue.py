@@ -349,7 +349,7 @@ class Queue:
 
     def held_up(self, uid: int, seconds: float, now: float) -> None:
         """Charge a user whose clients have held other users' clients up, as the agent reports."""
-        self._slow.charge(uid, seconds, now)
+        self._slow.charge(uid, seconds, now, longest=LONGEST_OWED)
 
     def _owed_until(self, uid: int, several: bool) -> float:
         if not several:

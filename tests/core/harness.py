@@ -113,6 +113,8 @@ class Stage:
         self.hook_takes = 0.01
         """Seconds that a hook runs."""
         self.silent: set[Key] = set()
+        self._asked: dict[Key, float] = {}
+        """By control daemon, when its last command began."""
         self.gate_deaf = False
         self.forging = False
         # what happened
@@ -435,13 +437,14 @@ class Stage:
         self._running.add(lane)
         core, action = self.core, self._commands[lane].pop(0)
         deadline = action.deadline if isinstance(action, act.TerminateClient) else 10.0
-        began = self.now
+        began = self._asked[action.lane] = self.now
         self.after(COMMAND, lambda: self._command(core, action, began, began + deadline))
 
     def _finish(self, core: Core, action: act.Action, ok: bool, text: str = "", *, held: bool = False) -> None:
         self._running.discard(action.lane)
         if core is self.core:
-            self.feed(act.Done(self.now, action, ok, text, held))
+            took = self.now - self._asked[action.lane] if isinstance(action, act.TerminateClient) else 0.0
+            self.feed(act.Done(self.now, action, ok, text, held, took))
         self._next_command(action.lane)
 
     def _command(self, core: Core, action: act.Action, began: float, limit: float) -> None:
@@ -484,7 +487,7 @@ class Stage:
             self._finish(core, action, False, "201")
             return
         self._log(ev.TerminationAsked(self.now, server.pid, proc.pid), action.lane)
-        if proc.terminated or server.fault:  # it blocks until the process exits
+        if proc.terminated or proc.mute or server.fault:  # it blocks until the process exits
             mps.blocked_by = proc
             self.after(limit - self.now, lambda: self._finish(core, action, False, "silent"))
             return

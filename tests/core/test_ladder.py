@@ -437,6 +437,22 @@ def test_the_user_of_a_client_that_dies_at_work_pays_for_the_wait_if_there_are_o
     assert told[-1].seconds == pytest.approx(0.9, abs=0.02)
 
 
+def test_a_client_that_does_not_answer_its_end_costs_its_user_the_time() -> None:
+    """Two loops of one user held another user's programs up for 5 to 10 s each: start a client that does not answer
+    terminate_client, order its end, again."""
+    stage = Stage(PATIENT, together=True).up()
+    alice = stage.client(ALICE, mute=True, stubborn=True)
+    stage.client(BOB)
+    stage.run(1)
+    began = stage.now
+    order(stage, alice)
+    stage.run(60)
+    assert alice.pid not in stage.procs
+    paid = sum(one.seconds for one in stage.actions(link.HeldUp) if one.uid == ALICE)
+    killed = next(at for at, one in stage.done if isinstance(one, act.SignalClient) and one.signal == signal.SIGKILL)
+    assert paid >= killed - began > 5
+
+
 def test_clients_that_die_one_after_the_other_hold_new_ones_up_for_a_bounded_time() -> None:
     stage = Stage(PATIENT, together=True).up()
     crowd = [stage.client(ALICE) for _ in range(20)]

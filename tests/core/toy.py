@@ -64,6 +64,8 @@ class Proc:
     """Contexts that it has; its channel is not counted."""
     counts: bool = True
     """It takes a part of its user's total."""
+    mute: bool = False
+    """It does not answer ``terminate_client``."""
 
     @property
     def key(self) -> Process:
