@@ -52,7 +52,7 @@ ask() {
 # One line for people: of what the agent says, parts may come from users.
 line() { printf '%s' "$1" | head -n 1 | tr -cd '[:print:]' | cut -c 1-160; }
 
-say() { logger -t mpsagent-slurm -- "$1" 2>/dev/null || true; echo "mpsagent: $1" >&2; }
+say() { logger -t mpsagent-slurm -- "$1" 2>/dev/null || true; printf 'mpsagent: %s\n' "$1" >&2; }
 
 # The node's $state and $reason; fails where slurmctld does not answer.
 look() {

@@ -155,6 +155,16 @@ def test_a_job_has_its_share_in_total(stage: Stage, shared: str, gres: str, each
         assert exact(stage, cluster.said(job), each) == [True] * 2, cluster.said(job)
 
 
+def test_a_jobs_name_changes_no_share(stage: Stage) -> None:
+    """As far as Slurm takes the name. With a backslash and c in it, a job had the whole GPU for one shard of eight."""
+    names = (r"x\c", r"x\0143", "\\" * 250, "'\"`$(reboot)", "x\nGRES=gpu:1(IDX:0) ", "-n -e --", "n" * 256)
+    with slurm(stage, "shards=8", check=60, shared="shard:8") as (cluster, _):
+        for name in names:
+            job = cluster.submit(USERS[0], "shard:1", client(stage, "query"), options=(f"--job-name={name}",))
+            stage.until(lambda job=job: "] sms " in cluster.said(job), f"the job with the name {name!r} works", LONG)  # type: ignore[misc]
+            assert exact(stage, cluster.said(job), 12.5) == [True], (name, cluster.said(job))
+
+
 @pytest.fixture
 def two_gpus() -> Iterator[Stage]:
     place = Path(tempfile.mkdtemp(prefix="mpss", dir="/tmp"))
