@@ -138,7 +138,7 @@ def start_bare(stage: Stage, population: Population, server: str) -> list[tuple[
 
 
 KILLED = {
-    "agent": ("mpsagent", " run"), "gate": ("mpsagent", "gate", " run"), "daemon": (rigs.CONTROL,),
+    "agent": ("mpsagent", " run"), "gate": ("mpsagent.gate.main run",), "daemon": (rigs.CONTROL,),
     "server": ("nvidia-cuda-mps-server",),
 }  # fmt: skip
 """What can be killed, by words in its arguments. The gate's keeper, which stands in for systemd, is left alone."""
@@ -155,8 +155,7 @@ class Killer:
 
     def kill(self, what: str) -> None:
         words = KILLED[what]
-        found = [one.pid for one in self._stage.rig.ours() if all(word in one.arguments for word in words)
-                 and (what == "gate") == ("gate" in one.arguments)]  # fmt: skip
+        found = [one.pid for one in self._stage.rig.ours() if all(word in one.arguments for word in words)]
         if what == "agent":  # unless it is still to be started again
             found = [agent.pid for agent in self._stage.agents[-1:] if agent.started.process.poll() is None]
         if what == "server":

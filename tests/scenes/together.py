@@ -308,7 +308,7 @@ def lower(stage: Stage, count: int) -> Result:
 
 def _kill_gate(stage: Stage) -> None:
     for process in stage.rig.ours():
-        if all(word in process.arguments for word in ("mpsagent", "gate", " run")):  # not its keeper
+        if "mpsagent.gate.main run" in process.arguments:  # not its keeper, and not an agent below a directory "gate"
             rigs.send_signal(process.pid, signal.SIGKILL)
 
 
