@@ -40,6 +40,37 @@ _INSTANCE: _Keys = {"instance": (str, type(None))}
 IsAdmin = Callable[[int], Awaitable[bool]]
 
 
+class _Places:
+    """Connections to one socket, by user. ``silent``: those that have not sent their order yet, the oldest first."""
+
+    def __init__(self) -> None:
+        self._of: Counter[int] = Counter()
+        self.silent: dict[asyncio.Timeout, int] = {}
+
+    def take(self, uid: int) -> bool:
+        """Take a place if this user may have one more. If there is none left, the user with most gives one up."""
+        if self._of[uid] >= EACH or (self._of.total() >= MOST and not self._gives_way(uid)):
+            return False
+        self._of[uid] += 1
+        return True
+
+    def leave(self, uid: int) -> None:
+        self._of[uid] -= 1
+        if not self._of[uid]:
+            del self._of[uid]
+
+    def _gives_way(self, uid: int) -> bool:
+        most = max(self.silent.values(), key=lambda one: self._of[one], default=uid)
+        if self._of[most] <= self._of[uid]:
+            return False
+        oldest = next(patience for patience, one in self.silent.items() if one == most)
+        del self.silent[oldest]
+        self.leave(most)
+        with suppress(RuntimeError):  # its time is over already
+            oldest.reschedule(asyncio.get_running_loop().time())
+        return True
+
+
 class Orders:
     """``failed`` is told of a mistake of ours."""
 
@@ -54,7 +85,7 @@ class Orders:
         sock.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, 1)  # look_first() wants it
         sock.setblocking(False)
         self._listening.append(sock)
-        asyncio.get_running_loop().add_reader(sock, self._accept, sock, Counter[int]())
+        asyncio.get_running_loop().add_reader(sock, self._accept, sock, _Places())
 
     def close(self) -> None:
         for sock in self._listening:
@@ -64,7 +95,7 @@ class Orders:
         for task in self._tasks:
             task.cancel()
 
-    def _accept(self, sock: socket.socket, by_user: Counter[int]) -> None:
+    def _accept(self, sock: socket.socket, places: _Places) -> None:
         loop = asyncio.get_running_loop()
         loop.remove_reader(sock)
         for _ in range(ACCEPTED):
@@ -76,21 +107,25 @@ class Orders:
             except OSError:  # there is no other one, or no descriptor for it
                 break
             taken.setblocking(False)
-            if by_user[uid] >= EACH or by_user.total() >= MOST:
+            if not places.take(uid):
                 self._answer(taken, Problem(429, "too many orders at a time", f"uid {uid}", "one after the other"))
                 continue
-            by_user[uid] += 1
-            task = loop.create_task(self._serve(taken, pid, uid, by_user))
+            task = loop.create_task(self._serve(taken, pid, uid, places))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        loop.call_later(PAUSE, lambda: sock in self._listening and loop.add_reader(sock, self._accept, sock, by_user))
+        loop.call_later(PAUSE, lambda: sock in self._listening and loop.add_reader(sock, self._accept, sock, places))
 
-    async def _serve(self, taken: socket.socket, pid: int, uid: int, by_user: Counter[int]) -> None:
+    async def _serve(self, taken: socket.socket, pid: int, uid: int, places: _Places) -> None:
         answer: Json | Problem
+        has_place = True
         try:
-            async with asyncio.timeout(PATIENCE):
-                await look_when_readable(taken)
-                message = await asyncio.get_running_loop().sock_recv(taken, LONGEST + 1)
+            async with asyncio.timeout(PATIENCE) as patience:
+                places.silent[patience] = uid
+                try:
+                    await look_when_readable(taken)
+                    message = await asyncio.get_running_loop().sock_recv(taken, LONGEST + 1)
+                finally:
+                    has_place = places.silent.pop(patience, None) is not None
             answer = await self._carry_out(message, pid, uid)
         except Problem as problem:
             answer = problem
@@ -102,9 +137,8 @@ class Orders:
             self._failed(error)
             answer = Problem(500, f"a fault in mpsagent: {type(error).__name__}", "order", "see the journal")
         finally:
-            by_user[uid] -= 1
-            if not by_user[uid]:
-                del by_user[uid]
+            if has_place:
+                places.leave(uid)
         self._answer(taken, answer)
 
     def _answer(self, taken: socket.socket, answer: Json | Problem) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from typing import Any
 
 import pytest
 
 from mpsagent.agent.host import Agent
-from mpsagent.agent.orders import Orders
+from mpsagent.agent.orders import Orders, _Places
 from mpsagent.core.view import View
 from tests.world.administrator import DAYS, Administered
 from tests.world.many import played
@@ -78,8 +77,9 @@ def test_an_order_that_is_carried_out_and_not_on_record_is_found(monkeypatch: py
 
 
 def test_a_flood_of_users_orders_that_takes_roots_places_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one count of both sockets, and none of each user's own."""
-    together = Counter[int]()
+    """With one count of both sockets, and none of each user's own, and no user who gives way."""
+    together = _Places()
+    monkeypatch.setattr(_Places, "_gives_way", lambda self, uid: False)
     accept = Orders._accept
     monkeypatch.setattr("mpsagent.agent.orders.EACH", 1000)
     monkeypatch.setattr("mpsagent.agent.orders.MOST", 8)
