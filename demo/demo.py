@@ -1,7 +1,8 @@
 """Half a minute of agent and gate at work: four users do ordinary and nasty things on a simulated GPU.
 
-What happens is shown as it happens, from the agent's own event stream; the summary at the end is judged by what the
-clients printed and how they ended. Exit status 0: the four promises were kept; 1: one was not.
+The first scene shows the default, which is an empty policy. The other scenes show one policy with limits and turns, and
+the agent's own events as they happen. The output and the exit statuses of the users' programs decide the summary. Exit
+status 0: the default and the four promises were kept. Exit status 1: one of them was not.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from demo.show import Show
 from demo.stage import Client, Stage, StageError, until
-from demo.verdict import Facts, judge
+from demo.verdict import Facts, judge, judge_default
 
 ALICE, BOB, CAROL, DAVE = 20001, 20002, 20003, 20004
 NAMES = {ALICE: "alice", BOB: "bob", CAROL: "carol", DAVE: "dave"}
@@ -77,7 +78,7 @@ class Demo:
 
     def waits(self) -> None:
         self.show.scene("Two users: the second waits at the gate, and is let in as soon as the first has left")
-        first = self.start(ALICE, "work", "100" if self.quick else "200", doing="works")
+        first = self.start(ALICE, "work", "100" if self.quick else "150", doing="works")
         first.saw("^ctx")
         second = self.start(BOB, "sleep", "0.5", doing="wants the GPU as well")
         first.wait()
@@ -122,7 +123,7 @@ class Demo:
 
     def stops(self) -> None:
         self.show.scene("One client has to go: stopped, a kernel in flight. A plain SIGKILL would break its neighbour")
-        neighbour = self.start(BOB, "work", "150" if self.quick else "250", doing="works")
+        neighbour = self.start(BOB, "work", "150" if self.quick else "200", doing="works")
         neighbour.saw("^ctx")
         stuck = self.start(BOB, "spin", "600", doing="has a kernel that never ends")
         stuck.saw("^launch")
@@ -194,25 +195,30 @@ class Demo:
 
 
 def without_policy(show: Show) -> bool:
-    """The default: all users work at once. Returns whether they did."""
-    show.scene("Without a policy: every user works at once, on a control daemon of the user's own")
+    """Show the default: users who work at once, and a fault of one of them. Return whether it kept its promise."""
+    show.scene("Without a policy: four users work at once, each on the user's own control daemon")
     with Stage("", sharing="per-user") as stage:
         stage.start_agent()
         until("the gate", lambda: stage.ask("/v1/status")["gate"]["in_force"])
-        clients = [stage.client(uid, "sleep", "600") for uid in NAMES]
+        clients = [stage.client(uid, "fault" if uid == DAVE else "sleep", "600") for uid in NAMES]
         for one in clients:
             one.saw("^ctx")
         at_once = all(one.ended is None for one in clients)
         for one in clients:
-            waited = f"{one.waited():.2f} s"
-            show.deed(one.uid, f"works {waited} after its start (pid {one.pid})")
-            one.signal(signal.SIGTERM)
+            show.deed(one.uid, f"works {one.waited():.2f} s after the start of the program (pid {one.pid})")
+        *neighbours, faulty = clients
+        faulty.saw("^armed")
+        faulty.signal(signal.SIGUSR1)
+        faulty.wait()
+        show.deed(DAVE, f"runs a kernel with an illegal access, and the program fails (pid {faulty.pid})")
+        until("the fault", lambda: any(one["kind"] == "server.fault" for one in stage.events()))
+        for one in neighbours:
+            one.signal(signal.SIGUSR1)
             one.wait()
+            show.deed(one.uid, f"finishes with exit status {one.process.returncode} (pid {one.pid})")
         stage.stop_agent()
         stage.stop_gate()
-    if not at_once:
-        show.title("BROKEN: a user waited for another one.")
-    return at_once
+    return judge_default(neighbours, faulty, show, at_once=at_once)
 
 
 def main() -> int:
@@ -233,8 +239,8 @@ def main() -> int:
         show.title("Not root: alice, bob, carol and dave are all you, so there are no turns. As root there is more.")
     began = time.monotonic()
     try:
-        at_once = without_policy(show)
-        show.title("From here on a policy: limits for each user, and turns.")
+        default_kept = without_policy(show)
+        show.title("\nWith a policy from here on: limits for each user, and turns.")
         with Stage(POLICY.format(users=users if root else "", after=after, grace=grace)) as stage:
             stage.start_agent()
             with show.following(stage.socket) as events:
@@ -251,7 +257,7 @@ def main() -> int:
         show.title("Interrupted; everything that was started has been ended.")
         return 130
     kept = judge(facts, events, show, took=time.monotonic() - began, left=left)
-    return 0 if kept and at_once else 1
+    return 0 if kept and default_kept else 1
 
 
 if __name__ == "__main__":

@@ -57,6 +57,22 @@ class Facts:
         self.outages.append((what, seconds, limit + 1.0 + self.allowance))
 
 
+def judge_default(neighbours: Sequence[Client], faulty: Client, show: Show, *, at_once: bool) -> bool:
+    """Show and return whether the default kept its promise. ``at_once``: all programs had a CUDA context at the same
+    time. ``neighbours``: the programs of the other users, which had to exit with status 0 after ``faulty`` failed."""
+    harmed = [one for one in neighbours if one.process.returncode != 0 or one.outside()]
+    failed = faulty.process.returncode != 0
+    kept = at_once and failed and bool(neighbours) and not harmed
+    for what, wrong in (("a user waited for another one", not at_once), ("the fault did not occur", not failed)):
+        if wrong:
+            show.plain(f"     {what}", "bad")
+    for one in harmed:
+        show.plain(f"     program {one.pid} of uid {one.uid} was harmed: {one.lines[-1:]}", "bad")
+    word, style = ("kept", "good") if kept else ("BROKEN", "bad")
+    show.plain(f"Without a policy no user waits, and a fault harms no other user: {word}", style)
+    return kept
+
+
 Verdict = tuple[bool | None, list[str]]
 
 

@@ -41,6 +41,10 @@ def test_the_demo_keeps_the_promises_that_it_shows() -> None:
     assert "SIMULATED" in done.stdout.splitlines()[0]
     assert len(re.findall(r"^[1-4]\. .*: kept$", done.stdout, re.MULTILINE)) == (4 if os.geteuid() == 0 else 3)
     assert "\x1b" not in done.stdout
+    default, _, policy = done.stdout.partition("With a policy from here on")
+    assert "Without a policy no user waits, and a fault harms no other user: kept\n" in default
+    assert default.count("finishes with exit status 0") == 3
+    assert policy
 
 
 def test_a_broken_promise_is_seen(tmp_path: Path) -> None:
@@ -71,6 +75,26 @@ def test_a_broken_promise_is_seen(tmp_path: Path) -> None:
         assert (done.returncode, done.stdout.count("BROKEN")) == (1, 1), done.stdout + done.stderr
         assert f"{broken[at]}. " in next(line for line in done.stdout.splitlines() if "BROKEN" in line)
     assert run(str(check), str(ROOT), *under, timeout=60).returncode == 1
+
+
+def test_a_broken_default_is_seen(tmp_path: Path) -> None:
+    """A user who waited, a harmed or lost neighbour, a neighbour outside MPS, and a fault that did not occur."""
+    check = tmp_path / "check.py"
+    check.write_text(
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from types import SimpleNamespace as N\n"
+        "from demo.show import Show\n"
+        "from demo.verdict import judge_default\n"
+        "def program(status, outside=False):\n"
+        "    return N(uid=1, pid=7, process=N(returncode=status), lines=[], outside=lambda: outside)\n"
+        "def kept(status=0, fault=17, at_once=True, outside=False):\n"
+        "    neighbours = [program(0), program(status, outside)]\n"
+        "    return judge_default(neighbours, program(fault), Show({}), at_once=at_once)\n"
+        "print([kept(), kept(14), kept(fault=0), kept(at_once=False), kept(outside=True)])\n"
+    )
+    done = run(str(check), str(ROOT), timeout=60)
+    assert done.stdout.splitlines()[-1] == "[True, False, False, False, False]", done.stdout + done.stderr
+    assert done.stdout.count("BROKEN") == 4
 
 
 @pytest.mark.timeout(300)
