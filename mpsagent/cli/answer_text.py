@@ -44,7 +44,7 @@ def status(body: Json, paint: Paint, now: datetime) -> list[str]:
 
 
 def _page(body: Json, paint: Paint, now: datetime, most: int) -> list[str]:
-    """``most``: of problems, users and what is not sure, each."""
+    """``most``: the largest number of problems and of users, each."""
     agent, problems = body["agent"], body["health"]["problems"]
     good = body["health"]["ok"]
     word = paint("healthy", "good") if good else paint(many(len(problems), "problem"), "bad")
@@ -114,9 +114,6 @@ def _of_one(body: Json, now: datetime, most: int, *, known: bool) -> list[tuple[
         rows.append(("waiting", "no user", "dim"))
     ending = [_outside(one, now) for one in body["outside"] if one["ends"]]
     first("outside", ending, "warn", len(ending), "process", "to be ended")
-    doubts, room = body["not_guaranteed"], 400 if most > 1 else 200
-    unsure = (safe(f"{one['what']}{one['do'] and '; '}{one['do']}", room) for one in doubts)
-    first("not sure", unsure, "warn", len(doubts), "", "(mpsagent-cli doctor)")
     if body["last_change"]:
         rows.append(("change", _change(body["last_change"], now), ""))
     if body["last_fault"]:

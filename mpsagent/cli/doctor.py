@@ -159,7 +159,7 @@ def _agent(path: str, seen: _Seen) -> Iterator[Finding]:
         yield Finding(WARNING, "policy", f"{warning._replace(hint='')}", warning.hint)
     for one in status["not_guaranteed"]:
         where = f"{one['instance']}: " if "instance" in one else ""
-        yield Finding(WARNING, "not sure", where + one["what"], one["do"])
+        yield Finding(NOTE, "not sure", where + one["what"], one["do"])
     for part in status["instances"]:
         if part["mode"]["why"]:
             yield Finding(NOTE, "sharing", part["mode"]["why"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -60,6 +61,48 @@ def served(node: Machine) -> None:
     until("the gate goes by the policy", lambda: api(node, "/v1/status")["gate"]["in_force"])
 
 
+def enable_default(node: Machine) -> None:
+    """Start the agent on the simulator's GPUs, without any policy of the administrator."""
+    node.write(
+        "/etc/systemd/system/mpsagent.service.d/simulated.conf",
+        "[Service]\nExecStart=\n"
+        f"ExecStart=/usr/bin/mpsagent run --supervise systemd --devices {SIMULATED}/devices.json\n",
+    )
+    node.systemctl("daemon-reload")
+    node.systemctl("enable", "--now", "mpsagent.socket", "mpsagent.service")
+    served(node)
+
+
+@pytest.mark.timeout(600)
+def test_doctor_succeeds_strictly_on_a_healthy_default_node(node: Machine) -> None:
+    """`doctor --strict` has exit status 0 before any program works and while four users do. The compute mode, which no
+    administrator has to change, is one note in `doctor` and nothing in `status`."""
+    node.run("sh", "-ec", f"ln -sf {SIMULATED}/nvidia-* /usr/bin/")  # both programs of the driver, as in First hour
+    enable_default(node)
+    strict(node)
+    for uid, name in USERS.items():
+        node.run("useradd", "--uid", uid, "--no-create-home", name)
+    programs = Programs(node)
+    programs.start()
+    programs.none_waits()
+    strict(node)
+    shown = node.run("mpsagent-cli", "status").stdout
+    assert "EXCLUSIVE_PROCESS" not in shown
+    assert "not sure" not in shown
+    assert api(node, "/v1/status")["not_guaranteed"] == []
+    for _, program in programs.all:
+        program.kill()
+
+
+def strict(node: Machine) -> None:
+    """`doctor --strict` succeeds without a warning, and notes the compute mode once."""
+    done = node.run("mpsagent-cli", "doctor", "--strict", "--json", check=False)
+    found = json.loads(done.stdout)["findings"]
+    assert [one for one in found if one["grade"] in ("warning", "problem")] == []
+    assert done.returncode == 0
+    assert [one["grade"] for one in found if "EXCLUSIVE_PROCESS" in one["what"]] == ["note"]
+
+
 @pytest.mark.timeout(600)
 def test_nobody_notices_the_first_ten_minutes(node: Machine, package: Path) -> None:
     """Install, look, report, write a policy, enforce it, uninstall: with programs of four users from before the
@@ -73,14 +116,7 @@ def test_nobody_notices_the_first_ten_minutes(node: Machine, package: Path) -> N
 
     shutil.copyfile(package, node.path("/root/mpsagent.deb"))
     node.run("dpkg", "--install", "/root/mpsagent.deb")
-    node.write(
-        "/etc/systemd/system/mpsagent.service.d/simulated.conf",
-        "[Service]\nExecStart=\n"
-        f"ExecStart=/usr/bin/mpsagent run --supervise systemd --devices {SIMULATED}/devices.json\n",
-    )
-    node.systemctl("daemon-reload")
-    node.systemctl("enable", "--now", "mpsagent.socket", "mpsagent.service")
-    served(node)
+    enable_default(node)
     programs.start()
     programs.none_waits()
 

@@ -51,7 +51,7 @@ def test_what_the_agent_knows_is_found_with_how_to_mend_it(served: Served) -> No
     texts = [one["what"] for one in json.loads(done.stdout)["findings"]]
     assert "computing outside MPS, without limits: process 77" in texts
     assert [one for one in texts if "the clock was set back" in one]
-    assert found["warning", "not sure"]["do"] == "use hostPID"
+    assert found["note", "not sure"]["do"] == "use hostPID"
 
 
 def test_a_program_that_was_installed_after_the_agent_had_looked_is_not_said_to_be_missing(
