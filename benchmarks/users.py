@@ -19,7 +19,7 @@ def many_users(quick: bool) -> list[Figure]:
     seconds, most = (5, 8) if quick else (30, USERS)
     seen = []
     for count in (1, most):
-        with Stage("", sharing="apart") as node:
+        with Stage("", sharing="per-user") as node:
             node.start_agent()
             until("the gate", lambda node=node: node.ask("/v1/status")["gate"]["in_force"])  # type: ignore[misc]
             began = time.time()

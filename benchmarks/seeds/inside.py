@@ -218,7 +218,7 @@ def main(argument: str) -> int:
     data.mkdir(mode=0o755)
     about = {} if programs else prepare(data, seeds, order["mnist"])
     nvml = Nvml("none" if programs else order["gpu"])
-    mps = OwnMps(place / "mps", "together", published.limits(), programs, order["gpu"])
+    mps = OwnMps(place / "mps", "one-server", published.limits(), programs, order["gpu"])
     _say(about={**about, "driver": nvml.driver})
     environments = {OFF: {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}, published.ON: mps.environment}
     try:

@@ -141,5 +141,8 @@ def with_needed(names: Sequence[str]) -> list[str]:
 def limits() -> str:
     """Sections of the policy: a user for each percentage."""
     return "".join(
-        f"[user.{start.user}]\nthreads = {start.percent}\n" for one in SEEDS for start in one.starts if start.percent
+        f"[user.{start.user}]\nactive_threads = '{start.percent}%'\n"
+        for one in SEEDS
+        for start in one.starts
+        if start.percent
     )

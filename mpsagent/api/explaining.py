@@ -11,7 +11,7 @@ from mpsagent.core.sentences import Names
 from mpsagent.mps.units import limits_words
 from mpsagent.policy import values
 from mpsagent.policy.identity import Identity
-from mpsagent.policy.keys import OF_CGROUPS
+from mpsagent.policy.keys import ATTRIBUTES_OF_CGROUPS
 from mpsagent.policy.sharing import words
 
 
@@ -38,7 +38,7 @@ def _there(one: Instance, who: Identity, cgroup: str) -> Json:
     if share is None:
         return {"cgroup.limits": {"value": None, "from": "the user's: no section and no lease is for this cgroup"}}
     place = share.source if share.origin is None else share.origin._asdict()
-    given = {name: getattr(share, name) for name in OF_CGROUPS}
+    given = {name: getattr(share, attribute) for name, attribute in ATTRIBUTES_OF_CGROUPS.items()}
     limits = view.policy.rules(who).limits_within(share, view.state.devices)
     each = {"cgroup.limits": {"value": limits_words(limits.as_json()), "from": f"each process of {share.whose}"}}
     return each | {

@@ -31,7 +31,7 @@ def rules(weights: Sequence[float], multiprocessors: int) -> list[Rule]:
     count, whole = len(weights), sum(weights)
 
     def percent(values: Sequence[float]) -> tuple[str, ...]:
-        return tuple(f"{min(100.0, value):.1f}".removesuffix(".0") for value in values)
+        return tuple(f'"{min(100.0, value):.1f}%"'.replace(".0%", "%") for value in values)
 
     exact = [max(2, int(multiprocessors * weight / whole) // 2 * 2) for weight in weights]
     found = [
@@ -47,7 +47,7 @@ def rules(weights: Sequence[float], multiprocessors: int) -> list[Rule]:
 def sections(rule: Rule, users: Sequence[str]) -> str:
     """Lines of a policy that give each user the limit of its program."""
     pairs = zip(users, rule.threads, strict=True) if rule.threads else ()
-    return "".join(f"[user.{user}]\nactive_threads = '{threads}%'\n" for user, threads in pairs)
+    return "".join(f"[user.{user}]\nactive_threads = {threads}\n" for user, threads in pairs)
 
 
 def plan(programs: Sequence[str], found: Sequence[Rule], users: Sequence[str], seconds: float) -> list[Run]:

@@ -40,7 +40,7 @@ def test_a_policy_is_checked_compared_and_taken_and_a_bad_one_changes_nothing(st
 
     done = play(f"[user.{A}]\nactive_threads = '20%'\n")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert agent.api.get(f"/v1/policy/explain?user={A}")["threads"]["value"] == 20
+    assert agent.api.get(f"/v1/policy/explain?user={A}")["active_threads"]["value"] == 20
     done = play(f"[user.{A}]\nthread = 30\n")
     assert done.returncode != 0
     assert "thread" in done.stdout

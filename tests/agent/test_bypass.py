@@ -34,7 +34,7 @@ def test_a_server_is_known_by_its_file_and_not_by_its_name(tmp_path: Path) -> No
 
 def test_only_our_gpus_mode_counts_and_only_if_the_policy_says_one() -> None:
     modes = {"GPU-1": "default", "GPU-2": "prohibited"}
-    assert mode_trouble("leave", modes, OURS) is None
+    assert mode_trouble("unchanged", modes, OURS) is None
     assert mode_trouble("default", modes, OURS) is None
     assert mode_trouble("exclusive-process", {}, OURS) is None
     text = mode_trouble("exclusive-process", modes, OURS) or ""

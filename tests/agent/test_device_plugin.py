@@ -90,7 +90,7 @@ class Node:
         names = {f"pod:default/{name}:{uid}": name for name, uid in UIDS.items()}
         assert all(one["cgroup"] == f"/{self.pods.name}/{directory(names[one['name']])}" for one in found)
         assert len(found) == len({one["name"] for one in found}), "no pod has two"
-        return {names[one["name"]]: (one["id"], one["threads"]) for one in found}
+        return {names[one["name"]]: (one["id"], float(one["active_threads"].rstrip("%"))) for one in found}
 
     def pod(self, name: str, shares: int) -> None:
         assert self.kubelet.call("admit", "default", name, shares) == ["mpsagent/mps=all"]

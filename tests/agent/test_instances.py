@@ -265,7 +265,7 @@ def test_a_changed_policy_is_shown_and_taken_by_the_instance_that_it_is_for(stag
     assert "gpu0 removed" in agent.api.order("reload")[1]["later"]
     denied = stage.client(A)
     assert denied.ended() != 0, "the rules for users hold there, too"
-    assert "the policy denies" in stage.record("client.refused", pid=denied.pid)["why"]
+    assert "in the policy for user" in stage.record("client.refused", pid=denied.pid)["why"]
     assert client.rc is None
 
 
@@ -335,7 +335,7 @@ def own(stage: Stage, uid: int, instance: str, *mode: float | str) -> Client:
 
 
 def test_a_client_goes_to_the_instance_in_whose_directory_it_looks(stage: Stage) -> None:
-    agent = start(stage, OWN, placement="own")
+    agent = start(stage, OWN, placement="by-directory")
     stage.until(lambda: os.path.exists(f"{at(stage, 'gpu1')['CUDA_MPS_PIPE_DIRECTORY']}/control"), "it is there")
     clients = {name: own(stage, A, name) for name in ("gpu0", "gpu1")}
     for name, one in clients.items():
@@ -377,7 +377,7 @@ def test_a_client_goes_to_the_instance_in_whose_directory_it_looks(stage: Stage)
 
 
 def test_a_fault_in_a_users_own_daemon_is_said_of_its_section(stage: Stage) -> None:
-    agent = start(stage, OWN, placement="own")
+    agent = start(stage, OWN, placement="by-directory")
     stage.until(lambda: os.path.exists(f"{at(stage, 'gpu1')['CUDA_MPS_PIPE_DIRECTORY']}/control"), "it is there")
     own(stage, A, "gpu0", "oob", 0.1)
     stage.record("server.fault")

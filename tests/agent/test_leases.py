@@ -17,7 +17,7 @@ def test_the_answer_waits_for_the_gate_and_not_for_ever(stage: Stage) -> None:
     agent = stage.with_agent("[limits]\nactive_threads = '50%'\n")
     client = stage.client(A, "sleep", 600)
     client.working()
-    gate, body = stage.gate(agent), {"uid": A, "threads": 20, "until": "10m"}
+    gate, body = stage.gate(agent), {"uid": A, "active_threads": "20%", "until": "10m"}
     os.kill(gate, signal.SIGSTOP)
     try:
         status, given = agent.api.order("lease", **body)
@@ -34,7 +34,7 @@ def test_the_answer_waits_for_the_gate_and_not_for_ever(stage: Stage) -> None:
 def test_a_job_never_has_more_than_its_total_whatever_it_exports(stage: Stage) -> None:
     """Also when agent and gate are killed, and when the lease is given again; and who leaves makes room."""
     agent = stage.with_agent("[limits]\nactive_threads = '20%'\n", extra='sharing = "one-server"\n')
-    body = {"uid": A, "total_threads": 50, "until": "10m", "name": "job"}
+    body = {"uid": A, "total_active_threads": "50%", "until": "10m", "name": "job"}
     assert agent.api.order("lease", **body)[0] == 200
     crowd = {one.pid: one for one in (stage.client(A, "sleep", 600, **ALL) for _ in range(4))}
 
@@ -61,8 +61,8 @@ def test_a_job_never_has_more_than_its_total_whatever_it_exports(stage: Stage) -
     stage.until(lambda: first[0] not in at_work() and len(at_work()) == 2, "another one has its place")
     there = stage.cli(agent, "policy", "explain", str(A), "--cgroup", "/anywhere")[1]
     assert re.search(r"cgroup\.limits +20 %, no memory limit +each process of job job\n", there), there
-    assert re.search(r"cgroup\.total_threads +50 % +lease 2\n", there), there
+    assert re.search(r"cgroup\.total_active_threads +50% +lease 2\n", there), there
     elsewhere = stage.cli(agent, "policy", "explain", str(B), "--cgroup", "/anywhere")[1]
     assert "no section and no lease is for this cgroup" in elsewhere
     (listed,) = agent.api.get("/v1/leases")["leases"]
-    assert (listed["total_threads"], len(listed["clients"])) == (50, 2)
+    assert (listed["total_active_threads"], len(listed["clients"])) == ("50%", 2)

@@ -60,9 +60,22 @@ _BYTES = [
     b'"\\ud800"', b'{"threads":' + b"[" * 900 + b"]" * 900 + b"}", b"\0" * 16000,
 ]  # fmt: skip
 _NAMES = ["sms", "clients", "0", "1", "-1", "9" * 50, "", "\ud800", "²", "x"]
-_LEASE = {"uid": 20001, "threads": 20, "until": "2h", "memory": "1G"}
-_KEYS = ["now", "dry_run", "timeout", "instance", "force", "uid", "cgroup", "pid", "threads", "memory", "until", "name"]
-_ORDERS = ["drain", "resume", "restart", "reload", "terminate", "end-lease", "diff", "nothing"]
+_LEASE = {"uid": 20001, "active_threads": "20%", "until": "2h", "memory_limit": "1G"}
+_KEYS = [
+    "now",
+    "dry_run",
+    "timeout",
+    "instance",
+    "force",
+    "uid",
+    "cgroup",
+    "pid",
+    "active_threads",
+    "memory_limit",
+    "until",
+    "name",
+]
+_ORDERS = ["drain", "resume", "restart", "reload", "terminate", "end-lease", "extend-turn", "diff", "nothing"]
 
 
 def _value(draw: random.Random, depth: int = 0) -> Any:

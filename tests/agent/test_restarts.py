@@ -69,7 +69,7 @@ def test_a_restart_in_a_drain_is_refused_and_takes_no_work(stage: Stage) -> None
     assert stage.cli(agent, "drain")[0] == 0
     for words in (["--yes"], []):  # and nobody is asked before
         status, said = stage.cli(agent, "restart-mps", *words)
-        assert (status, "no control daemon is started in a drain" in said, "lose" in said) == (2, True, False)
+        assert (status, "no control daemon is started in a drain" in said, "lose" in said) == (7, True, False)
     assert stage.cli(agent, "resume")[0] == 0
     time.sleep(1)
     assert (holder.rc, stage.records("control.restart_ordered")) == (None, [])
@@ -115,17 +115,19 @@ def test_a_control_daemon_whose_sockets_have_gone_is_replaced_and_who_waits_is_s
     ]
 
 
-@pytest.mark.parametrize("before", ["own", "shared"])
+@pytest.mark.parametrize("before", ["user", "all"])
 def test_a_control_daemon_that_cannot_be_reached_is_replaced_also_where_another_form_of_server_is_wanted(
     stage: Stage, before: str
 ) -> None:
     """Each `quit` that found no control daemon began the time of its silence anew, every 5 s: it was never over."""
-    after = "shared" if before == "own" else "own"
-    stage.with_agent(f"{POLICY}[timeouts]\ncontrol_daemon = '6s'\n", extra=f'sharing = "turns"\nserver = "{before}"')
+    after = "all" if before == "user" else "user"
+    stage.with_agent(
+        f"{POLICY}[timeouts]\ncontrol_daemon = '6s'\n", extra=f'sharing = "turns"\nserver_scope = "{before}"'
+    )
     for path in stage.hidden().iterdir():
         if path.is_socket():
             path.unlink()
-    stage.policy(f"{POLICY}[timeouts]\ncontrol_daemon = '6s'\n", extra=f'sharing = "turns"\nserver = "{after}"')
+    stage.policy(f"{POLICY}[timeouts]\ncontrol_daemon = '6s'\n", extra=f'sharing = "turns"\nserver_scope = "{after}"')
     assert stage.agents[-1].api.order("reload")[0] == 200
     client = stage.client(A, "query")
     assert client.ended() == 0

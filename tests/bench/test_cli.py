@@ -89,7 +89,7 @@ def test_each_way_of_sharing_has_figures(simulated: Path) -> None:
     limits = f"[user.{FIRST_USER}]\nactive_threads = '50%'\n[user.{FIRST_USER + 1}]\nactive_threads = '25%'\n"
     runs = [
         Run("off", "block", 2, 2, 0.3), Run("turns", "block", 3, 2, 0.3),
-        Run("together", "a mix", 2, 2, 0.3, ("block", "train"), limits),
+        Run("one-server", "a mix", 2, 2, 0.3, ("block", "train"), limits),
     ]  # fmt: skip
     with outside.going(runs, None, simulated) as said:
         everything = list(said)
@@ -158,7 +158,7 @@ def test_it_runs_from_where_it_is_and_nothing_that_lies_in_the_directory(
     environment = {**os.environ, "PYTHONPATH": "" if package else f"{code}:{home}"}
     python = Path(sys._base_executable).resolve()  # type: ignore[attr-defined]
     words = [str(python), *(["-IS"] if package else []), "-c", start, *command(simulated)[3:]]
-    words += ["--modes", "together", "--workloads", "block", "--processes", "1", "--seconds", "0.3"]
+    words += ["--modes", "one-server", "--workloads", "block", "--processes", "1", "--seconds", "0.3"]
     done = subprocess.run(words, cwd=here, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no figures" not in done.stdout
@@ -173,7 +173,7 @@ from mpsagent.bench import outside
 from mpsagent.bench.plan import Run
 
 def seen(pid): return "mpsagent-bench" in Path(f"/proc/{pid}/mounts").read_text()
-with outside.going([Run("together", "block", 1, 1, 0.3)], None, Path(sys.argv[1])) as said:
+with outside.going([Run("one-server", "block", 1, 1, 0.3)], None, Path(sys.argv[1])) as said:
     next(said)
     print(any(seen(one.pid) for one in psutil.Process().children(recursive=True)), seen("self"))
     assert not next(said).problem
@@ -196,7 +196,7 @@ def test_what_it_mounts_is_seen_by_nobody_else(simulated: Path) -> None:
 def test_broken_off_at_any_moment_nothing_is_left(simulated: Path, moment: int, number: int) -> None:
     """Moments: before the first run, in a run without MPS, between and in runs with one of its own."""
     words = command(
-        simulated, "--modes", "off,together", "--workloads", "block", "--processes", "1,2", "--seconds", "1"
+        simulated, "--modes", "off,one-server", "--workloads", "block", "--processes", "1,2", "--seconds", "1"
     )
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None

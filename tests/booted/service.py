@@ -85,14 +85,19 @@ def install(node: Machine, package: Path) -> None:
     node.run("ln", "-s", f"{SIMULATED}/nvidia-cuda-mps-control", "/usr/bin/nvidia-cuda-mps-control")
 
 
-def enable(node: Machine, wait: bool = True) -> None:
-    """Configured and enabled: what an administrator does, and nothing else. `wait`: until it is healthy. Users take
-    turns, unless a part of the policy that is there already says otherwise."""
+def configure(node: Machine, words: Callable[[str], str] = str) -> None:
+    """Write the policy; ``words``: of the edition that reads it. Users take turns, unless a part of the policy that is
+    there already says otherwise."""
+    node.write("/etc/mpsagent/policy.d/10-test.toml", words(POLICY))
+    parts = [one for one in node.path("/etc/mpsagent/policy.d").glob("*.toml") if one.name != "11-way.toml"]
+    node.write("/etc/mpsagent/policy.d/11-way.toml", words(in_turns("".join(part.read_text() for part in parts))))
+
+
+def enable(node: Machine, wait: bool = True, words: Callable[[str], str] = str) -> None:
+    """Configure and enable mpsagent as an administrator does. ``wait``: until it is healthy."""
     for user, name in ((ALICE, "alice"), (BOB, "bob")):
         node.run("useradd", "--uid", user, "--no-create-home", name)
-    node.write("/etc/mpsagent/policy.d/10-test.toml", POLICY)
-    parts = node.path("/etc/mpsagent/policy.d").glob("*.toml")
-    node.write("/etc/mpsagent/policy.d/11-way.toml", in_turns("".join(part.read_text() for part in parts)))
+    configure(node, words)
     # No GPU here, and no NVML to ask.
     node.write(
         "/etc/systemd/system/mpsagent.service.d/simulated.conf",

@@ -125,7 +125,7 @@ def test_an_agent_that_is_stopped_alone_is_started_by_the_next_order(running: Ma
     running.systemctl("stop", "mpsagent.service")
     until("it is said", lambda: "the agent is silent" in cli(running, "status", user=ALICE)[1])
     assert agent_pid(running) == "0"
-    assert cli(running, "resume", user=ALICE)[0] == 2, "that is not for her to order"
+    assert cli(running, "resume", user=ALICE)[0] == 5, "that is not for her to order"
     assert agent_pid(running) != "0"
     running.systemctl("stop", "mpsagent.socket", "mpsagent.service")
     assert cli(running, "resume", user=ALICE)[0] == 3

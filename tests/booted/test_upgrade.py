@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from tests.booted.service import (
     agent_pid,
     api,
     assert_served_exactly,
+    configure,
     enable,
     install,
     installer,
@@ -45,8 +48,13 @@ def before(machine: Machine, tmp_path: Path, kind: str) -> Machine:
     except NotBuilt as why:
         pytest.skip(str(why))
     install(machine, old)
-    enable(machine)
+    enable(machine, words=before_the_names)
     return machine
+
+
+def before_the_names(text: str) -> str:
+    """The policy in the words of the edition before (docs/develop/names.md)."""
+    return re.sub(r"active_threads = ['\"](\d+)%['\"]", r"threads = \1", text)
 
 
 MOST = 24
@@ -69,9 +77,11 @@ class Busy:
         queue = api(self._node, "/v1/queue")["queue"]
         return [(one["uid"], len(one["clients"])) for one in queue] == [(int(BOB), len(self._waiting))]
 
-    def install(self, package: str) -> str:
-        """What the installation says. More processes of bob come while it runs."""
+    def install(self, package: str, words: Callable[[str], str] = str) -> str:
+        """What the installation says. More processes of bob come while it runs. The policy is written in the ``words``
+        of that edition first, because neither knows the other's."""
         agent = agent_pid(self._node)
+        configure(self._node, words)
         installing = self._node.start(*installer(Path(package).suffix), package)
         while installing.poll() is None:
             if len(self._waiting) < MOST:
@@ -131,7 +141,7 @@ def test_an_upgrade_from_an_agent_that_was_its_own_api_and_back(before: Machine,
     assert not histories(node)
 
     told, busy = kinds(node, BOB), Busy(node)
-    said = busy.install(f"/root/mpsagent.{kind}")
+    said = busy.install(f"/root/mpsagent.{kind}", before_the_names)
     assert "does not read /var/lib/mpsagent-api/history.db" in said
     busy.assert_undisturbed()
     assert node.run("pgrep", "-f", "mpsagent-api", check=False).returncode == 1

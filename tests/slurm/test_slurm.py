@@ -233,7 +233,7 @@ def test_a_killed_job_leaves_no_lease_and_nobody_paused(stage: Stage) -> None:
         )
 
     with slurm(stage, policy=PAUSING, instance='server_scope = "all"') as (cluster, agent):
-        share = {"uid": USERS[2], "threads": 30, "until": "1h"}
+        share = {"uid": USERS[2], "active_threads": "30%", "until": "1h"}
         for name in ("slurm-4711", "other-4711"):
             assert agent.api.order("lease", **share, name=name)[0] == 200
         kill = ("scancel", "--signal=KILL", "--full")

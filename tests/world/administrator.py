@@ -144,7 +144,13 @@ class Administered(trouble.Troubled):
         kernel.program(step, _stays(kernel.now + coming.work + 300.0))
         whose = {"uid": coming.uid} if coming.all_of_user else {"pid": step.pid}
         threads, size = coming.share
-        body = {"order": "lease", **whose, "threads": threads, "memory": f"{size}G", "until": f"{coming.span:g}s"}
+        body = {
+            "order": "lease",
+            **whose,
+            "active_threads": f"{threads:g}%",
+            "memory_limit": f"{size}G",
+            "until": f"{coming.span:g}s",
+        }
 
         def given(order: Order) -> None:
             if order.lost:  # as a batch system does

@@ -28,7 +28,8 @@ ADMINISTRATORS = frozenset({"drain", "resume", "restart", "reload", "lease", "en
 FOR_NOTHING = (
     b"{", b"[]", b"x" * 20_000, b'{"order": "drain"}', b'{"order": "resume"}', b'{"order": "restart"}',
     b'{"order": "reload"}', b'{"order": "terminate", "pid": 1}', b'{"order": "terminate-each", "mine": true}',
-    b'{"order": "lease", "uid": 2001, "threads": 100, "until": "1h"}', b'{"order": "end-lease", "number": 1}', b"",
+    b'{"order": "lease", "uid": 2001, "active_threads": "100%", "until": "1h"}',
+    b'{"order": "end-lease", "number": 1}', b"",
 )  # fmt: skip
 """What a user may ask as often as there is time; the last one is said never."""
 
