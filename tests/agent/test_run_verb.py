@@ -80,7 +80,7 @@ def test_while_the_gate_is_away_nothing_is_said_of_the_queue(stage: Stage, start
     queue = [sys.executable, "-m", "mpsagent.cli.main", "--socket", str(agent.api.path), "queue"]
     told = subprocess.run(queue, capture_output=True, text=True, check=True, timeout=60).stdout
     os.kill(keeper, signal.SIGCONT)
-    assert "who waits is not known" in told
+    assert "the queue is not known" in told
     assert "has the GPU" not in one.said()
     holder.finish()
     one.says("it has the GPU")

@@ -65,7 +65,7 @@ def test_out_of_the_way_with_one_command_and_everybody_served(running: Machine, 
 
     commands(running, "99-night.toml")
     status = ("mpsagent-cli", "status")
-    until("it is said", lambda: "nothing is enforced" in " ".join(running.run(*status, check=False).stdout.split()))
+    until("it is said", lambda: "report mode" in " ".join(running.run(*status, check=False).stdout.split()))
     running.run("rm", "/etc/mpsagent/policy.d/99-night.toml")
     assert running.run("mpsagent-cli", "queue", user=BOB).returncode == 0
     commands(running, "private.conf")
