@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import signal
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mpsagent.mps.units import multiprocessors_for_percent
 from tests.agent.stage import A, Agent, B, C, Client, D, Stage
+from tests.conformance import rig as rigs
 
 pytestmark = pytest.mark.root
 
@@ -16,9 +20,13 @@ POLICIES = Path(__file__).resolve().parents[2] / "policies"
 GIB = 1024
 
 
-def start(stage: Stage, name: str, people: dict[str, int]) -> Agent:
-    """An agent with a shipped policy, whose users and groups are users of the stage."""
+def start(stage: Stage, name: str, people: dict[str, int], shorter: dict[str, str] | None = None) -> Agent:
+    """Start an agent with a shipped policy, whose users and groups are users of the stage. ``shorter``: lines of the
+    policy, each with the line that replaces it for a time or a path that a test can use."""
     text = (POLICIES / name).read_text(encoding="utf-8")
+    for line, other in (shorter or {}).items():
+        assert line in text
+        text = text.replace(line, other)
     for section, uid in people.items():
         assert f"[{section}]" in text
         text = text.replace(f"[{section}]", f"[user.{uid}]")
@@ -52,8 +60,29 @@ def nobody_waits(agent: Agent) -> None:
     assert agent.api.get("/v1/queue")["queue"] == []
 
 
+def waiting_uids(stage: Stage, agent: Agent, client: Client) -> set[int]:
+    """Return the users in the queue, as soon as the program is in it."""
+    queue: list[dict[str, Any]] = []
+
+    def is_there() -> bool:
+        queue[:] = agent.api.get("/v1/queue")["queue"]
+        return any(client.pid in one["clients"] for one in queue)
+
+    stage.until(is_there, "the program is in the queue")
+    return {one["uid"] for one in queue}
+
+
+def test_no_policy_combines_small_shares_with_turns() -> None:
+    """While one user has the GPU, the remainder of a small share is idle."""
+    for path in sorted(POLICIES.glob("*.toml")):
+        read = tomllib.loads(path.read_text(encoding="utf-8"))
+        in_turns = [one for one in read.get("instance", {}).values() if one.get("sharing") == "turns"]
+        assert not (in_turns and "active_threads" in str(read)), path.name
+
+
 def test_a_lab_with_notebooks(stage: Stage) -> None:
-    """All at once, each in its own part of the memory; a student's fifth notebook waits."""
+    """All at once, each in its own part of the memory; a student's third notebook waits for memory, and a guest's
+    third for a place. A fault of one user's program terminates no program of another user."""
     agent = start(stage, "lab-with-students.toml", {"group.staff": A, "group.students": B, "user.alice": C})
     staff, student, alice, guest = (working(stage, uid) for uid in (A, B, C, D))
     nobody_waits(agent)
@@ -64,6 +93,23 @@ def test_a_lab_with_notebooks(stage: Stage) -> None:
     third = stage.client(B, "sleep", 600)
     stage.until(lambda: "total" in [one["reason"] for one in agent.api.get("/v1/queue")["queue"]], "16G are in use")
     assert third.rc is None
+    working(stage, D)
+    surplus = stage.client(D, "sleep", 600)
+    stage.waiting(surplus)
+    assert waiting_uids(stage, agent, surplus) == {B, D}
+    stage.client(A, "oob", 0.1).ended()
+    stage.record("server.fault")
+    assert all(one.rc is None for one in (student, alice, guest))
+    assert not any("CUDA_ERROR" in one.text() for one in (student, alice, guest))
+
+
+def test_a_forgotten_notebook_of_a_student_is_terminated_and_one_of_the_staff_is_not(stage: Stage) -> None:
+    """Half a day is two seconds here."""
+    shorter = {'max_runtime = "12h"': 'max_runtime = "2s"'}
+    start(stage, "lab-with-students.toml", {"group.staff": A, "group.students": B}, shorter)
+    staff, student = (working(stage, uid) for uid in (A, B))
+    assert student.ended() != 0
+    assert staff.rc is None
 
 
 def test_a_service_and_its_neighbours(stage: Stage) -> None:
@@ -78,6 +124,19 @@ def test_a_service_and_its_neighbours(stage: Stage) -> None:
     stage.client(B, "oob", 0.1).ended()
     stage.record("server.fault")
     assert all(one.rc is None for one in replicas), "an engineer's fault does not reach the service"
+    fifth = stage.client(A, "sleep", 600)
+    stage.waiting(fifth)
+    assert waiting_uids(stage, agent, fifth) == {A}
+    working(stage, C)
+    working(stage, C)
+    surplus = stage.client(C, "sleep", 600)
+    stage.waiting(surplus)
+    assert waiting_uids(stage, agent, surplus) == {A, C}
+    rigs.send_signal(agent.pid, signal.SIGTERM)
+    assert rigs.exited(agent.started.process, 20), "the agent does not wait until the service has stopped"
+    for one in replicas:
+        one.finish()
+        assert one.ended() == 0, "the service works on without the agent"
 
 
 def test_turns_with_time_limits(stage: Stage) -> None:
@@ -102,6 +161,30 @@ def test_turns_with_time_limits(stage: Stage) -> None:
     assert operator.rc is None
 
 
+def test_a_turn_lasts_an_hour_and_ends_after_the_checkpoint(stage: Stage) -> None:
+    """A user who is no student has an hour while another user waits. A student's turn, here of a second, ends with the
+    hook that requests a checkpoint and the termination of the student's programs."""
+    saved, hook = stage.place / "saved", stage.place / "request-checkpoint"
+    hook.write_text(f"#!/bin/sh\ncat >{saved}\n")
+    hook.chmod(0o755)
+    shorter = {
+        'turn.time_limit = "20m"': 'turn.time_limit = "1s"',
+        'grace = "2m" ': 'grace = "1s" ',
+        "/usr/local/sbin/request-checkpoint": str(hook),
+    }
+    agent = start(stage, "turns.toml", {"group.students": B}, shorter)
+    student = working(stage, B)
+    other = working(stage, A)
+    assert student.ended() != 0
+    assert str(student.pid) in saved.read_text()
+    waits = stage.client(B, "sleep", 600)
+    stage.waiting(waits)
+    assert waiting_uids(stage, agent, waits) == {B}
+    (row,) = agent.api.get("/v1/queue")["queue"]
+    assert 59 * 60 < row["turn_seconds"] < 62 * 60
+    assert other.rc is None
+
+
 def test_a_slurm_node(stage: Stage) -> None:
     """A job has what its lease says, jobs of two users run at once, and outside of jobs there is little."""
     agent = start(stage, "slurm.toml", {})
@@ -113,3 +196,8 @@ def test_a_slurm_node(stage: Stage) -> None:
         multiprocessors_for_percent(part, present) for part in (30.0, 10.0)
     ]
     assert given(job)[1] <= 42
+    (instance,) = agent.api.status()["instances"]
+    assert (len(instance["servers"]), instance["daemons"]) == (1, []), "all jobs are on one server"
+    stage.client(B, "oob", 0.1).ended()
+    stage.record("server.fault")
+    stage.until(lambda: "CUDA_ERROR" in job.text() or job.rc is not None, "a fault of one user ends the job of another")
