@@ -100,7 +100,10 @@ def main() -> int:
     """``mpsagent-tell UID``, with the words on stdin."""
     uid, said = int(sys.argv[1]), json.loads(os.read(0, 4096))
     if os.geteuid() == 0 and uid > 0:
-        gid = ids(int(said["pid"]), b"Gid:")[0]  # /proc asks for the same
+        groups = ids(int(said["pid"]), b"Gid:")  # /proc asks for the same
+        if not groups:
+            return 1  # the process has exited
+        gid = groups[0]
         os.setgroups([])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)

@@ -98,6 +98,15 @@ def test_it_is_written_by_the_user_and_on_no_one_elses_terminal() -> None:
         assert seen(master) == "\nmpsagent: has the GPU now\n"
 
 
+@root
+def test_a_process_that_has_exited_gets_no_line_and_no_traceback() -> None:
+    """A refused program may exit at once: the helper failed with an IndexError."""
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    process = subprocess.Popen(["true"])
+    process.wait()
+    assert tell(A, process.pid, 1, "was refused") == "it has no terminal"
+
+
 class Systemd:
     """Says what a unit would have found on its stdin."""
 
