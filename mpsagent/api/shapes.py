@@ -294,7 +294,7 @@ class Health(TypedDict):
 class Mode(TypedDict):
     """How the GPU is shared now; a changed policy may wait for clients at work. ``sharing``: ``turns`` (one user at a
     time), ``together`` (all at once) or ``apart`` (all at once, each on a control daemon of the user's own);
-    ``server``: ``own`` (one for each turn, or for each user) or ``shared`` (one for all users); ``enforced``: false
+    ``server``: ``user`` (one for each turn, or for each user) or ``all`` (one for all users); ``enforced``: false
     when the policy only reports; ``why``: why users take turns although the policy does not say so."""
 
     sharing: str

@@ -132,7 +132,9 @@ def _of_all(body: Json, now: datetime) -> list[tuple[str, str, str]]:
     check = " (mpsagent-cli policy check)" if errors else ""
     digest = safe(policy["digest"] or "the defaults")[:12]
     loaded = f", loaded {local(policy['loaded'], now)}" if policy["loaded"] else ""
-    return [("policy", f"{digest}{loaded}{errors}{check}", "bad" if errors else "")]
+    one = body["instances"][0] if len(body["instances"]) > 1 else body
+    report = "" if one["mode"]["enforced"] else "; report mode: no limit is set, no program is terminated"
+    return [("policy", f"{digest}{loaded}{report}{errors}{check}", "bad" if errors else "")]
 
 
 def _outside(one: Json, now: datetime) -> str:
