@@ -63,7 +63,7 @@ def test_an_innocent_proxy_goes_on_and_its_clients_count(stage: Stage) -> None:
     clients = [through(stage, A), through(stage, A)]
     assert all(one.working() for one in clients)
     unseen(stage, agent, *clients)
-    stage.until(lambda: "not seen by the gate" in str(agent.api.status()["not_guaranteed"]), "status says it")
+    stage.until(lambda: "did not pass the gate" in str(agent.api.status()["not_guaranteed"]), "status says it")
     assert stage.cli(agent, "clients")[1].count("not seen by the gate") == 2
     stage.killed(agent)
     agent = stage.again()

@@ -47,7 +47,7 @@ def test_what_was_installed_works_without_the_checkout(node: Machine) -> None:
         "import mpsagent; print(mpsagent.__file__)"
     )
     assert node.run("/usr/bin/python3", "-IS", "-c", where).stdout.startswith("/usr/lib/mpsagent/lib/")
-    assert "good" in node.run("mpsagent-cli", "policy", "check").stdout
+    assert "OK" in node.run("mpsagent-cli", "policy", "check").stdout
     assert node.run("mpsagent-cli", "status", check=False).returncode == 3, "there is no agent yet"
     assert "COMP_WORDS" in node.path("/usr/share/bash-completion/completions/mpsagent-cli").read_text()
     assert "The policy was rejected" in node.run("journalctl", "--list-catalog").stdout
