@@ -171,8 +171,10 @@ class Acting:
         found = await self._each(instance, order)
         return {"draining": False, "drained": any(drained), **found}
 
-    async def extend_turn(self, uid: int, seconds: float, by: int) -> Json:
-        """Let the turn of a user go on for ``seconds`` more than it would, or than until now if no end is known."""
+    async def extend_turn(self, uid: int | None, seconds: float | None, by: int) -> Json:
+        """Let the turn of a user last ``seconds`` longer than its known end, or than now if no end is known."""
+        if uid is None or seconds is None:
+            raise Problem(400, "whose turn, and how much longer?", "order", 'for example "uid": 1001, "by": "1h"')
         now, user = self._clock.now(), self._name(uid) or f"uid {uid}"
         turns = [(one, view, view.turn) for one in self._agents if (view := one.core.view()).turn is not None]
         found = next(((one, view, turn) for one, view, turn in turns if turn is not None and turn.uid == uid), None)

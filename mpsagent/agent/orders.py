@@ -247,7 +247,7 @@ ORDERS: dict[str, tuple[str, _Keys, Callable[[Acting, Json, int], Coroutine[Any,
     "restart": ("restart MPS", {**_TIMEOUT, **_INSTANCE, "dry_run": bool}, lambda takes, body, by:
                 takes.restart(_seconds(body), by, body.get("instance"), **_given(body, "dry_run"))),
     "extend-turn": ("extend a turn", {"uid": int, "by": _SPAN}, lambda takes, body, by:
-                    takes.extend_turn(body.get("uid", -1), _seconds(body, "by") or 0.0, by)),
+                    takes.extend_turn(body.get("uid"), _seconds(body, "by"), by)),
     "reload": ("reload the policy", {}, lambda takes, body, by: takes.reload(by)),
     "diff": ("compare the policy files, which it may not be able to read", {},
              lambda takes, body, by: takes.policy_diff()),

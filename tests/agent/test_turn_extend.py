@@ -29,3 +29,5 @@ def test_a_turn_lasts_longer_and_it_is_on_record_who_extended_it(stage: Stage) -
     assert first.rc is None
     status, said = agent.api.order("extend-turn", uid=B, by="1h")
     assert status == 409, said
+    for body in ({"uid": B}, {"by": "1h"}):
+        assert agent.api.order("extend-turn", **body)[0] == 400, "it was accepted, and changed nothing"

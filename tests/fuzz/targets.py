@@ -354,8 +354,8 @@ class Taken:
     async def resume(self, by: int, instance: str | None = None) -> Json:
         return self._root("resume", by)
 
-    async def extend_turn(self, uid: int, seconds: float, by: int) -> Json:
-        assert isinstance(uid, int)
+    async def extend_turn(self, uid: int | None, seconds: float | None, by: int) -> Json:
+        assert isinstance(uid, int | None)
         return self._root("extend-turn", by, seconds)
 
     async def restart(self, timeout: float | None, by: int, instance: str | None, *, dry_run: bool) -> Json:
