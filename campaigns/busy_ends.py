@@ -490,11 +490,11 @@ def lane(options: argparse.Namespace) -> int:
             one.play(
                 "busy",
                 rules,
-                options.victims,
+                options.victims or VICTIMS,
                 options.until - (options.people * rest if "people" in options.only else 0),
             )
         if "people" in options.only:
-            one.play(options.crowd, PEOPLE, OF_PEOPLE, options.until)
+            one.play(options.crowd, PEOPLE, options.victims or OF_PEOPLE, options.until)
     finally:
         one.close()
         one.programs.end()
@@ -531,7 +531,7 @@ def main() -> int:
     words = lambda given: [one.strip() for one in given.split(",") if one.strip()]  # noqa: E731
     parser.add_argument("--only", type=words, default=["rules", "people"])
     parser.add_argument("--rules", type=words, default=[])
-    parser.add_argument("--victims", type=words, default=VICTIMS)
+    parser.add_argument("--victims", type=words, default=[])
     parser.add_argument("--crowd", choices=CROWDS, default="light", help="neighbours in `people`")
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--people", type=float, default=0.3, help="their part of the time")

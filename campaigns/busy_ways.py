@@ -15,7 +15,7 @@ end every `--gap` seconds by
 run`, as a control: mpsagent cannot protect the neighbours then. `--crowd light`: three neighbours of the same user.
 
 At the end a drain ends all clients at once, and a new client must be served. `--turns`: users have turns on one server
-instead, and each turn's end ends six clients at work.
+instead. Each turn's end ends six clients at work, and idle_timeout ends six idle clients of a third user before that.
 
 Played with another checkout (its campaigns directory needs the files busy_*), it shows what that edition does:
 edition 170b9b80 must lose neighbours. Needs root, PyTorch, nvcc and mpsagent's dependencies. DIR gets ways.jsonl,
@@ -48,8 +48,8 @@ from campaigns.busy_place import ALICE, BOB, CROWDS, FAULT, Program, Programs, a
 from tests.conformance import rig as rigs
 from tests.scenes.stage import AS_USER, REPOSITORY, Agent, Machine, Stage
 
-ERIN, FRANK, GRACE = 20005, 20006, 20007
-"""Users with max_runtime, with on_limit_exceeded, and with a relay."""
+ERIN, FRANK, GRACE, HEIDI = 20005, 20006, 20007, 20008
+"""Users with max_runtime, with on_limit_exceeded, with a relay, and with idle_timeout."""
 USER_OF = {"max-runtime": ERIN, "over": FRANK, "relayed": GRACE}
 WAYS = ["order", "run-term", "run-int", "runtime", *USER_OF]
 BY_ITSELF = ("max-runtime", "over")
@@ -74,12 +74,14 @@ on_limit_exceeded = "terminate"
 client_terminate = "10s"
 sigkill_delay = "5s"
 """
-TURNS = """
+TURNS = f"""
 [turn]
 time_limit = "5s"
 grace = "1s"
 [limits]
 memory_limit = "6G"
+[user.{HEIDI}]
+idle_timeout = "2s"
 [timeouts]
 client_terminate = "10s"
 sigkill_delay = "5s"
@@ -332,9 +334,10 @@ class Lane:
         """Users have turns on one server; those whose turn it is are at work until its end."""
         _, programs = self.open(TURNS, 'sharing = "turns"\nserver_scope = "all"\n')
         while time.time() < until:
-            for uid in (ALICE, BOB):
+            for uid in (ALICE, HEIDI, BOB):
                 mine = [one for way, one in self.pool if way == str(uid)]
-                self.pool += [(str(uid), programs.start(uid, *next(self.works))) for _ in range(6 - len(mine))]
+                works = itertools.repeat(("idle", "exit")) if uid == HEIDI else self.works
+                self.pool += [(str(uid), programs.start(uid, *next(works))) for _ in range(6 - len(mine))]
             for way, one in list(self.pool):
                 one.ready()
                 if not one.gone():
@@ -342,8 +345,9 @@ class Lane:
                 self.pool.remove((way, one))
                 error = one.error()
                 harmed = error is not None and not re.search(r"client.*terminated", error[1], re.I)
-                if one.ready_at is not None:
-                    self.write(way="turn", kind=one.kind, on_error=one.on_error, took=0.0, lost=int(harmed), ended=True,
+                if one.ready_at is not None or one.kind == "idle":  # the simulator's idle client says nothing
+                    way = "idle_timeout" if one.kind == "idle" else "turn"
+                    self.write(way=way, kind=one.kind, on_error=one.on_error, took=0.0, lost=int(harmed), ended=True,
                                error=error and error[1][:80])  # fmt: skip
                 one.close()
             if faulty := self.faults():

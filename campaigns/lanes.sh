@@ -24,6 +24,12 @@
 #     outside   GPU 0      programs outside MPS, Slurm's paused jobs, 80 faults
 #     programs  GPU 1      mpsagent-cli bench with PyTorch, rules for cutting the GPU, programs of one's own (bench.sh)
 #
+# With four, in 10 minutes, the default and ends on a busy GPU:
+#     turns     GPU 0      disorder of 400 clients by turns; a rule for ends; ends by mpsagent on a busy GPU
+#     scope     GPU 1      the same with one server for all users' turns
+#     common    GPU 2      disorder together; launchers and debuggers; ends by turns and by idle_timeout; JAX without us
+#     default   GPU 3      what the default costs, on 16 processors of its own; disorder per user, then with a pause
+#
 # Root, PyTorch, mpsagent importable; for service and outside also .gpu (system_tree.sh, slurm_packages.sh). No setting of a GPU is
 # touched. Exit status of wait: how many lanes have not ended well.
 set -uo pipefail
@@ -118,6 +124,48 @@ shared() {
 
 cores() {
     python3 benchmarks/bench.py --only handover --only start --only requests --out "$all/cores/bench.md"
+}
+
+cores=$(nproc --all)
+
+beside_default() { taskset -cp "0-$((cores - 17))" $$; } # this lane leaves 16 processors to it
+
+ends() { # GPU, directory, arguments of the disorder
+    local status=0
+    beside_default
+    mkdir "$2/disorder"
+    campaigns/only.sh "$1" campaigns/disorder.sh "$2/disorder" 150 "$3 --clients 400 --seconds 50 --drain 100" || status=1
+    campaigns/only.sh "$1" timeout -k 10 160 python3 campaigns/busy_ends.py --seconds 130 --only rules \
+        --rules drained-all10000,all10000 --victims torch:exit,graph:exit,torch:stay --out "$2/rules"
+    campaigns/only.sh "$1" timeout -k 10 265 python3 campaigns/busy_ways.py --seconds 225 --out "$2/ways"
+    return $status
+}
+
+turns() { ends 0 "$all/turns" "--server own --seed 351"; }
+
+scope() { ends 1 "$all/scope" "--server shared --seed 352"; }
+
+common() {
+    local status=0 place=$all/common
+    beside_default
+    mkdir "$place/disorder"
+    campaigns/only.sh 2 campaigns/disorder.sh "$place/disorder" 150 \
+        "--sharing together --seed 353 --clients 400 --seconds 50 --drain 100" || status=1
+    campaigns/only.sh 2 timeout -k 10 180 python3 campaigns/launchers.py --out "$place" || status=1
+    campaigns/only.sh 2 timeout -k 10 190 python3 campaigns/busy_ways.py --turns --seconds 150 --out "$place/ways" || status=1
+    campaigns/only.sh 2 timeout -k 10 90 python3 campaigns/busy_ends.py --seconds 60 --only people --victims jax:exit \
+        --out "$place/people"
+    return $status
+}
+
+default() {
+    local status=0 place=$all/default
+    mkdir "$place/disorder"
+    campaigns/only.sh 3 taskset -c "$((cores - 16))-$((cores - 1))" python3 campaigns/default_cost.py --out "$place" || status=1
+    campaigns/only.sh 3 campaigns/disorder.sh "$place/disorder" 130 \
+        "--sharing apart --seed 354 --clients 400 --seconds 50 --drain 100" \
+        "--server shared --action pause --seed 355 --clients 250 --seconds 40 --drain 90" || status=1
+    return $status
 }
 
 all=$2
