@@ -58,7 +58,7 @@ style: $(STAMP)
 	@$(VENV)/bin/ruff format --check --quiet .
 
 types: $(STAMP)
-	@$(VENV)/bin/mypy mpsagent
+	@$(VENV)/bin/mypy mpsagent mpsagent_*
 
 format: $(STAMP)
 	@$(VENV)/bin/ruff format .
@@ -92,7 +92,7 @@ test-all: test-packages
 
 test-packages: $(STAMP)
 	@packaging/system-packages.sh $(PYTHON) tests
-	@$(PY) -m compileall -q mpsagent
+	@$(PY) -m compileall -q mpsagent mpsagent_*
 
 WHICH ?= not long
 run-tests: $(STAMP)
@@ -155,7 +155,7 @@ lock:
 wheel: $(STAMP)
 	@# From a copy, with modes as git has them and nothing left over from the last time.
 	@. packaging/reproducible.sh; rm -rf build/source; mkdir -p build/source; \
-		cp -r --no-preserve=mode mpsagent pyproject.toml README.md LICENSE build/source; \
+		cp -r --no-preserve=mode mpsagent mpsagent_* pyproject.toml README.md LICENSE build/source; \
 		$(PY) -m pip --quiet wheel --no-deps --no-build-isolation --wheel-dir $${DIST:-dist} build/source/
 	@ls -1 $${DIST:-dist}/*.whl
 

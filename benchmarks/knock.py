@@ -11,7 +11,7 @@ import time
 
 sys.path.insert(0, sys.argv[1])
 
-from mpsagent.sim import rendezvous, wire
+from mpsagent_sim import rendezvous, wire
 
 FAILED = 99
 

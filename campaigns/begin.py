@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
-from mpsagent.sim import gpu
+from mpsagent_sim import gpu
 from tests.conformance import rig as rigs
 from tests.scenes.stage import Machine, backend_of
 

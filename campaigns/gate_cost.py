@@ -15,8 +15,8 @@ from asyncinotify import Inotify, Mask
 
 from campaigns.gate_place import Here, Out, listed, processor_of
 from campaigns.workers import Crew, rate, windows
-from mpsagent.bench.inside import Makers, measure
-from mpsagent.bench.plan import Run
+from mpsagent_bench.inside import Makers, measure
+from mpsagent_bench.plan import Run
 from tests.conformance import rig as rigs
 from tests.scenes.stage import A, Agent, Stage
 

@@ -32,7 +32,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from campaigns.begin import Broken, facts, parser, place
-from mpsagent.kubernetes import protocol
+from mpsagent_kubernetes import protocol
 from tests.conformance import rig as rigs
 from tests.conformance.backends import REPOSITORY, other_users_python
 from tests.scenes.stage import USERS, Stage, StageError

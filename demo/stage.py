@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mpsagent.cli import client as api
-from mpsagent.sim import cli as simulator
+from mpsagent_sim import cli as simulator
 
 Json = dict[str, Any]
 MARK = "MPSSIM_STAGE"

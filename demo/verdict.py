@@ -9,7 +9,7 @@ from typing import Any
 from demo.show import Show
 from demo.stage import Client
 from mpsagent.mps.units import parse_bytes
-from mpsagent.sim import gpu
+from mpsagent_sim import gpu
 
 CHANGE_LIMIT = 2.0
 """Seconds from the last exit of the user who has the GPU until the next user is served. MPS alone: up to 3.9 s, growing

@@ -38,7 +38,7 @@ for version in "$@"; do
     # Which wheel it was matters; where pip put each file does not, and after the lines above it is not even true.
     find "$lib/python$version" \( -name RECORD -o -name REQUESTED -o -name INSTALLER -o -name direct_url.json \) -delete
     # The agent beside its libraries: a helper process finds both in one place.
-    find mpsagent -type f ! -path '*/__pycache__/*' -print0 | xargs -0 cp --parents -t "$lib/python$version"
+    find mpsagent mpsagent_{bench,sim,tools} -type f ! -path '*/__pycache__/*' -print0 | xargs -0 cp --parents -t "$lib/python$version"
 done
 
 # What is carried, with versions and licences: a Python that sees these libraries and no others is asked.

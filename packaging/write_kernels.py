@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the PTX of mpsagent/bench/kernels.cu and benchmarks/seeds/jpeg.cu beside them; needs nvcc.
+"""Write the PTX of mpsagent_bench/kernels.cu and benchmarks/seeds/jpeg.cu beside them; needs nvcc.
 
 The instructions are basic ones, so the text is marked for the oldest version and GPU that have them: every driver since
 450 (2020) takes it, on Volta and newer. ptxas says whether it holds.
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent.parent
-SOURCES = HERE / "mpsagent/bench/kernels.cu", HERE / "benchmarks/seeds/jpeg.cu"
+SOURCES = HERE / "mpsagent_bench/kernels.cu", HERE / "benchmarks/seeds/jpeg.cu"
 BUILD_FOR, MARK_VERSION, MARK_TARGET = "sm_75", "7.0", "sm_70"
 ASSEMBLE_FOR = ("sm_75", "sm_80", "sm_90")
 

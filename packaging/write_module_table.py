@@ -12,7 +12,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "develop" / "modules.md"
 BEGIN, END = "<!-- modules: written by make modules -->", "<!-- end of modules -->"
-LAYERS = ("kubernetes", "cli", "api", "agent", "system", "gate", "core", "policy", "wire", "mps", "bench", "sim")
+LAYERS = (
+    *(f"mpsagent_{beside}" for beside in ("kubernetes", "tools", "bench", "sim")),
+    *(f"mpsagent/{layer}" for layer in ("cli", "api", "agent", "system", "gate", "core", "policy", "wire", "mps")),
+)
 
 
 def first_sentence(path: Path) -> str:
@@ -29,8 +32,8 @@ def first_sentence(path: Path) -> str:
 def modules() -> str:
     lines: list[str] = []
     for layer in LAYERS:
-        package = ROOT / "mpsagent" / layer
-        lines += [f"**mpsagent/{layer}** {first_sentence(package / '__init__.py')}.", ""]
+        package = ROOT / layer
+        lines += [f"**{layer}** {first_sentence(package / '__init__.py')}.", ""]
         paths = sorted(path for path in package.glob("*.py") if path.name != "__init__.py")
         lines += [f"- {path.stem}: {first_sentence(path)}" for path in paths]
         lines.append("")

@@ -31,7 +31,8 @@ class Layer:
 
 
 def _layer(prefix: str, ours: str, others: frozenset[str] | None) -> Layer:
-    return Layer(prefix, frozenset(f"mpsagent.{name}" for name in ours.split()), others)
+    names = (name if name.startswith("mpsagent_") else f"mpsagent.{name}" for name in ours.split())
+    return Layer(prefix, frozenset(names), others)
 
 
 # From the lowest up. The most specific prefix counts. A module may always import its own package, but in no circle.
@@ -47,24 +48,26 @@ LAYERS = (
     _layer("mpsagent.gate.limits", "mps wire gate", PURE_STDLIB),
     _layer("mpsagent.system", "mps wire policy gate.question gate.channel gate.identity", None),
     _layer("mpsagent.agent", "mps wire policy core gate.sent_descriptors system", None),
-    _layer("mpsagent.bench", "", None),
-    _layer("mpsagent.bench.plan", "bench", PURE_STDLIB),
-    _layer("mpsagent.bench.results", "bench", PURE_STDLIB),
-    _layer("mpsagent.bench.provision", "bench", PURE_STDLIB),
     _layer(
         "mpsagent.api",
         "mps wire policy core gate.sent_descriptors system agent.condition agent.lease_body agent.page agent.problem",
         None,
     ),
-    _layer("mpsagent.cli", "mps wire policy core gate.queue system api bench", None),
-    _layer("mpsagent.kubernetes", "cli.client", None),
-    _layer("mpsagent.sim", "mps.units", None),
+    _layer("mpsagent.cli", "mps wire policy core system api", None),
+    # Packages beside mpsagent: none of them knows another one.
+    _layer("mpsagent_bench", "system cli", None),
+    _layer("mpsagent_bench.plan", "mpsagent_bench", PURE_STDLIB),
+    _layer("mpsagent_bench.results", "mpsagent_bench", PURE_STDLIB),
+    _layer("mpsagent_bench.provision", "mpsagent_bench", PURE_STDLIB),
+    _layer("mpsagent_kubernetes", "cli", None),
+    _layer("mpsagent_sim", "", None),
+    _layer("mpsagent_tools", "mps wire policy core gate system api cli", None),
 )
 # What a user's shell starts again and again: neither these nor anything that they import at their top may be heavy.
 LIGHT = ("mpsagent.cli.main", "mpsagent.cli.pages", "mpsagent.cli.client")
 HEAVY = frozenset("aiohttp asyncinotify psutil pydantic pynvml pystemd structlog tomli asyncio".split())
 # The command line may fetch the agent's insides on no account, not even in a function.
-OFFLINE = ("mpsagent.cli.main", "mpsagent.cli.verbs", "mpsagent.cli.client", "mpsagent.cli.replay")
+OFFLINE = ("mpsagent.cli.main", "mpsagent.cli.verbs", "mpsagent.cli.client", "mpsagent_tools")
 
 # A page is pickled by root for the api, which takes our own values from root alone; the agent unpickles nothing.
 PAGES = ("mpsagent.agent.page", "mpsagent.api.received")
@@ -72,7 +75,8 @@ PAGES = ("mpsagent.agent.page", "mpsagent.api.received")
 # Programs whose output is their answer: the command line, the simulator, and helpers of the units.
 PRINTS = (
     "mpsagent.cli",
-    "mpsagent.sim",
+    "mpsagent_sim",
+    "mpsagent_tools",
     "mpsagent.system.compute_mode",
     "mpsagent.system.generator",
     "mpsagent.system.prepare",
@@ -130,14 +134,13 @@ def wrong_imports(module: str, found: list[tuple[int, str]]) -> list[str]:
     layer = layer_of(module)
     if layer is None:
         return [] if module == "mpsagent" else [f"{module}: is in no layer; add it to the table"]
-    own_package = ".".join(module.split(".")[:2])
+    own_package = ".".join(module.split(".")[: 2 if within(module, "mpsagent") else 1])
     allowed = layer.ours | ({own_package} if layer.prefix == own_package else set())
     if module.startswith(OFFLINE):
         allowed -= {"mpsagent.agent"}
     problems = []
     for line, name in found:
-        top = name.split(".")[0]
-        if top == "mpsagent":
+        if name.startswith("mpsagent"):
             if name in ("mpsagent", "mpsagent.__version__"):
                 continue
             if not any(within(name, one) for one in allowed):
@@ -205,11 +208,11 @@ def heavy_imports(module: str, top_level: dict[str, list[str]], path: tuple[str,
 
 
 def violations(root: Path) -> list[str]:
-    """All violations in the package tree root/mpsagent, one line each."""
+    """All violations in the packages of root, one line each."""
     problems: list[str] = []
     top_level: dict[str, list[str]] = {}
     every: dict[str, list[str]] = {}
-    for path in sorted((root / "mpsagent").rglob("*.py")):
+    for path in sorted(root.glob("mpsagent*/**/*.py")):
         module = module_name(path, root)
         text = path.read_text(encoding="utf-8")
         tree = ast.parse(text, filename=str(path))
@@ -222,10 +225,8 @@ def violations(root: Path) -> list[str]:
         for line, name in found:
             if name.split(".")[0] in ("pickle", "marshal") and module not in PAGES:
                 problems.append(f"{module}:{line}: imports {name}; no data of others is ever unpickled")
-            if name.split(".")[0] in ("grpc", "google") and not within(module, "mpsagent.kubernetes"):
+            if name.split(".")[0] in ("grpc", "google") and not within(module, "mpsagent_kubernetes"):
                 problems.append(f"{module}:{line}: imports {name}, which only the device plugin has")
-            if within(name, "mpsagent.sim") and not within(module, "mpsagent.sim"):
-                problems.append(f"{module}:{line}: imports the simulator")
     problems += [f"a circle of imports: {', '.join(one)}" for one in circles(every)]
     for module in top_level:
         if module.startswith(LIGHT):
@@ -276,15 +277,20 @@ BAD_MODULES = {
     "the command line gets heavy": ("cli/client.py", "import aiohttp\n", "stays light"),
     "the agent takes from the api": ("agent/bad.py", "import mpsagent.api.calls\n", "above or beside"),
     "the simulator takes from the core": (
-        "sim/bad.py",
+        "../mpsagent_sim/bad.py",
         "from mpsagent.core.model import Server\n",
         "above or beside",
     ),
-    "the system takes from the simulator": ("system/bad.py", "import mpsagent.sim.cli\n", "imports the simulator"),
+    "the system takes from the simulator": ("system/bad.py", "import mpsagent_sim.cli\n", "above or beside"),
+    "the command line takes from a package beside": (
+        "cli/bad.py",
+        "def f():\n    from mpsagent_bench import cli\n",
+        "above or beside",
+    ),
     "an import inside a function": ("mps/bad.py", "def f():\n    import socket\n", "not pure"),
     "the agent takes from the device plugin": (
         "agent/bad.py",
-        "from mpsagent.kubernetes import shares\n",
+        "from mpsagent_kubernetes import shares\n",
         "above or beside",
     ),
     "gRPC in the agent": ("agent/bad.py", "def f():\n    import grpc\n", "only the device plugin"),
@@ -322,9 +328,9 @@ def test_what_the_layers_allow_is_not_reported(tmp_path: Path) -> None:
         "cli/main.py": ["import click, socket", "from mpsagent.cli import client", "print('x')"],
         "cli/client.py": ["import socket", "from mpsagent.core.model import State"],
         "api/calls.py": ["import aiohttp", "from mpsagent.agent.page import Page"],
-        "sim/cli.py": [
-            "from mpsagent.mps.units import Percent",
-            "from mpsagent.sim.server import Server",
+        "../mpsagent_tools/trial.py": ["from mpsagent.gate import queue", "from mpsagent.cli import ask", "print('x')"],
+        "../mpsagent_sim/cli.py": [
+            "from mpsagent_sim.server import Server",
             "print('x')",
         ],
     }

@@ -14,7 +14,6 @@ from datetime import UTC
 
 import pytest
 
-from mpsagent.cli.logged import Logged
 from mpsagent.core import caps
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core
@@ -26,6 +25,7 @@ from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Rules
 from mpsagent.wire import link
+from mpsagent_tools.logged import Logged
 from tests.agent.forgery import CONTROL, SERVER
 from tests.core.said import knocked
 

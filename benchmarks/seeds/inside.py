@@ -1,6 +1,6 @@
 """Does the windows, in namespaces of its own, and says each figure as it comes: a line of JSON on standard output.
 
-Process 1 of its pid namespace, like mpsagent/bench/inside.py: whatever ends it, nothing of what it started is left. MPS
+Process 1 of its pid namespace, like mpsagent_bench/inside.py: whatever ends it, nothing of what it started is left. MPS
 is there from the first to the last window; those without it are of processes that cannot reach it, so that both of a
 pair are measured within seconds.
 """
@@ -24,8 +24,8 @@ from benchmarks.seeds import published
 from benchmarks.seeds.process import Make, Process, ProcessError, Simulated
 from benchmarks.seeds.programs import JPEG, NVJPEG, PER_STEP, PROCESSOR, PROGRAMS, RESTART, TORCH, decodes, photographs
 from benchmarks.seeds.published import OFF, Seed, Start
-from mpsagent.bench.own_mps import OwnMps, OwnMpsError
-from mpsagent.bench.results import percentile
+from mpsagent_bench.own_mps import OwnMps, OwnMpsError
+from mpsagent_bench.results import percentile
 
 EMPTY = ("/media", "/mnt")
 """Directories that every machine has; on one of them lies the file system for the files of this run."""

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mpsagent.bench.process import simulated_client
-from mpsagent.bench.workloads import Step
+from mpsagent_bench.process import simulated_client
+from mpsagent_bench.workloads import Step
 
 Make = Callable[[int], tuple[str, int, Step]]
 """In the process itself, with its number: the GPU's name, the multiprocessors that it may use, its step."""

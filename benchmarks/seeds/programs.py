@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.seeds import jpeg, mnist
-from mpsagent.bench.driver import Gpu
-from mpsagent.bench.workloads import WORKLOADS, Step, bodies
+from mpsagent_bench.driver import Gpu
+from mpsagent_bench.workloads import WORKLOADS, Step, bodies
 
 Made = tuple[str, int, Step]
 DEVICE = os.environ.get("SEEDS_DEVICE", "cuda")

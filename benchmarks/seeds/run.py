@@ -132,7 +132,7 @@ def main() -> int:
         print("simulated: nothing is computed, the figures mean nothing", flush=True)
         with tempfile.TemporaryDirectory(prefix="seeds-") as place:
             Path(place).chmod(0o755)
-            install = [sys.executable, "-m", "mpsagent.sim.cli", "install", f"{place}/sim"]
+            install = [sys.executable, "-m", "mpsagent_sim.cli", "install", f"{place}/sim"]
             subprocess.run(install, check=True, capture_output=True, cwd=ROOT)
             results = run(arguments, Path(place, "sim"))
     else:

@@ -1,4 +1,4 @@
-"""``mpsagent-cli``: what people type. Asks the agent over its socket; ``policy check`` and ``replay`` need no agent."""
+"""``mpsagent-cli``: what people type. Asks the agent over its socket; ``policy check`` needs no agent."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import click
 from mpsagent import __version__
 from mpsagent.cli import ask, client, completions, options, pages
 from mpsagent.cli.ask import UNHEALTHY, USAGE
-from mpsagent.cli.late import Late
+from mpsagent.cli.late import Late, beside
 
 _instance = click.option("--instance", metavar="NAME", shell_complete=completions.instances,
                          help="Only this instance of MPS, if there are several.")  # fmt: skip
-_LATE = {"bench": "bench", "lease": "lease", "metrics": "metrics",
-         "replay": "replay", "report": "report", "run": "run", "timeline": "timeline"}  # fmt: skip
+_LATE = {name: f"mpsagent.cli.{name}" for name in ("lease", "metrics", "report", "run")}
 
 
 def _beginning(*value: Any) -> Any:
@@ -25,7 +24,7 @@ def _beginning(*value: Any) -> Any:
     return event_lines.beginning(*value)
 
 
-@click.group(commands=Late(_LATE), context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(commands=Late(_LATE | beside()), context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--socket", "path", envvar="MPSAGENT_SOCKET", default=client.DEFAULT_SOCKET, show_default=True,
               metavar="FILE", help="The agent's socket.")  # fmt: skip
 @click.version_option(__version__, prog_name="mpsagent-cli")
@@ -106,7 +105,7 @@ def events(
 # --- the policy
 
 
-@cli.group(commands=Late({"advise": "advise"}))
+@cli.group(commands=Late(beside("policy")))
 def policy() -> None:
     """Check, show and explain the policy."""
 

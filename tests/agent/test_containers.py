@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.sim import gpu
+from mpsagent_sim import gpu
 from tests.agent.stage import Agent, Stage
 from tests.conformance import rig as rigs
 from tests.conformance.backends import REPOSITORY

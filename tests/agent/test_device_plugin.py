@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mpsagent.sim import gpu
+from mpsagent_sim import gpu
 from tests.agent.stage import Agent, Stage
 from tests.conformance import rig as rigs
 from tests.kubernetes.stand_in import Failed, Kubelet
@@ -33,7 +33,7 @@ total_active_threads = '100%'
 [kubernetes]
 shares = {SHARES}
 """
-PLUGIN = (sys.executable, "-c", "from mpsagent.kubernetes.main import main; main()")
+PLUGIN = (sys.executable, "-c", "from mpsagent_kubernetes.main import main; main()")
 UIDS = {name: f"{number}b4e28ba-2fa1-11d2-883f-0016d3cca427" for number, name in enumerate(("a", "b", "c", "d"))}
 
 

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 
-from mpsagent.sim import gpu
+from mpsagent_sim import gpu
 from tests.agent.stage import A, B, Stage
 
 ALL = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100"}

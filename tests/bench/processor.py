@@ -11,9 +11,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import mpsagent.bench
+import mpsagent_bench
 
-SOURCE = Path(mpsagent.bench.__file__).with_name("kernels.cu")
+SOURCE = Path(mpsagent_bench.__file__).with_name("kernels.cu")
 _HEAD = """\
 #include <math.h>
 struct Three { unsigned x; };
@@ -47,7 +47,7 @@ def compiled(place: Path, source: Path = SOURCE) -> ctypes.CDLL:
 
 
 class Processor:
-    """In the place of `mpsagent.bench.driver.Gpu`."""
+    """In the place of `mpsagent_bench.driver.Gpu`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library

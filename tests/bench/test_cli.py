@@ -20,11 +20,11 @@ import psutil
 import pytest
 
 import mpsagent
-from mpsagent.bench import driver, outside
-from mpsagent.bench.inside import FIRST_USER
-from mpsagent.bench.plan import Run
-from mpsagent.bench.results import Figure
-from mpsagent.cli import bench
+from mpsagent_bench import cli as bench
+from mpsagent_bench import driver, outside
+from mpsagent_bench.inside import FIRST_USER
+from mpsagent_bench.plan import Run
+from mpsagent_bench.results import Figure
 from tests.system.nvml_stand_in import Machine
 
 ALONE = "starts an MPS of its own: root and namespaces"
@@ -34,7 +34,7 @@ ALONE = "starts an MPS of its own: root and namespaces"
 def simulated() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="bench-") as place:
         Path(place).chmod(0o755)  # the processes are other users
-        install = [sys.executable, "-m", "mpsagent.sim.cli", "install", f"{place}/sim"]
+        install = [sys.executable, "-m", "mpsagent_sim.cli", "install", f"{place}/sim"]
         subprocess.run(install, check=True, capture_output=True)
         yield Path(place, "sim")
 
@@ -54,7 +54,7 @@ def left(simulated: Path) -> list[str]:
     for one in psutil.process_iter(["cmdline"]):
         if any(str(simulated) in word for word in one.info["cmdline"] or ()) and "bench" in (one.info["cmdline"] or ()):
             found.append(" ".join(one.info["cmdline"]))
-        elif any("mpsagent.bench.inside" in word for word in one.info["cmdline"] or ()) and str(simulated) in str(
+        elif any("mpsagent_bench.inside" in word for word in one.info["cmdline"] or ()) and str(simulated) in str(
             one.info
         ):
             found.append("inside")
@@ -150,7 +150,8 @@ def test_it_runs_from_where_it_is_and_nothing_that_lies_in_the_directory(
             (home / one.name).symlink_to(one)
     code = home if package else tmp_path / "code"
     code.mkdir(exist_ok=True)
-    (code / "mpsagent").symlink_to(Path(mpsagent.__file__).parent)
+    for name in ("mpsagent", "mpsagent_bench"):
+        (code / name).symlink_to(Path(mpsagent.__file__).parents[1] / name)
     for name in ("json.py", "click.py", "mpsagent.py"):
         (here / name).write_text("open('was-here', 'w')\nraise SystemExit('planted')\n")
     path = f"import sys; sys.path.insert(0, {str(home)!r}); " if package else "import sys; sys.path.remove(''); "
@@ -169,8 +170,8 @@ WATCHES = """
 import sys
 from pathlib import Path
 import psutil
-from mpsagent.bench import outside
-from mpsagent.bench.plan import Run
+from mpsagent_bench import outside
+from mpsagent_bench.plan import Run
 
 def seen(pid): return "mpsagent-bench" in Path(f"/proc/{pid}/mounts").read_text()
 with outside.going([Run("one-server", "block", 1, 1, 0.3)], None, Path(sys.argv[1])) as said:

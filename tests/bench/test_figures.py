@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpsagent.bench import picture, plan, provision, results
-from mpsagent.bench.plan import Run
+from mpsagent_bench import picture, plan, provision, results
+from mpsagent_bench.plan import Run
 
 UNITS = {"block": "kernels", "train": "steps"}
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.seeds import jpeg
-from mpsagent.bench.workloads import WORKLOADS, Perceptron
+from mpsagent_bench.workloads import WORKLOADS, Perceptron
 from tests.bench.processor import SOURCE, Processor, compiled, kernels
 
 

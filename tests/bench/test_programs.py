@@ -15,12 +15,12 @@ import click
 import psutil
 import pytest
 
-from mpsagent.bench import inside, programs
-from mpsagent.bench.inside import FIRST_USER
-from mpsagent.bench.plan import Run
-from mpsagent.bench.process import ProcessError, Ready
-from mpsagent.bench.torch_workloads import TORCH
-from mpsagent.cli import bench as cli_bench
+from mpsagent_bench import cli as cli_bench
+from mpsagent_bench import inside, programs
+from mpsagent_bench.inside import FIRST_USER
+from mpsagent_bench.plan import Run
+from mpsagent_bench.process import ProcessError, Ready
+from mpsagent_bench.torch_workloads import TORCH
 
 
 def figures(ready: Ready) -> tuple[float, list[int]]:
@@ -177,7 +177,7 @@ def test_a_python_that_is_asked_for_long_ends_with_whoever_asks(tmp_path: Path) 
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid\nexec sleep 600\n")
     python.chmod(0o755)
-    ask = f"from mpsagent.bench import programs; programs.python_with_torch({str(python)!r}, None)"
+    ask = f"from mpsagent_bench import programs; programs.python_with_torch({str(python)!r}, None)"
     with subprocess.Popen([sys.executable, "-c", ask]) as asking:
         end = time.monotonic() + 60
         while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().endswith("\n"):

@@ -13,6 +13,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SYSTEM_PYTHON = "/usr/bin/python3"
 INGREDIENTS = (
     "mpsagent",
+    "mpsagent_bench",
+    "mpsagent_sim",
+    "mpsagent_tools",
     "systemd",
     "packaging",
     "policies",

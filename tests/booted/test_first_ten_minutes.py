@@ -19,8 +19,8 @@ POLICY = '[limits]\nmemory_limit = "20G"\nmax_clients = 8\n[user.bob]\nmemory_li
 OWN_LIBRARY = """
 cd {place}
 root=$(sed -n "s/^sys.path.insert(0, '\\(.*\\)')$/\\1/p" cuda-client)
-mkdir -p lib/mpsagent
-cp -r "$root/mpsagent/sim" "$root/mpsagent/__init__.py" lib/mpsagent/
+mkdir lib
+cp -r "$root/mpsagent_sim" lib/
 sed -i "s|'$root'|'{place}/lib'|" cuda-client nvidia-cuda-mps-control
 """
 """The simulator is part of the package; a driver is there before the package and after it."""
@@ -120,7 +120,9 @@ def test_nobody_notices_the_first_ten_minutes(node: Machine, package: Path) -> N
     programs.start()
     programs.none_waits()
 
-    for verb in (["status"], ["doctor"], ["clients"], ["queue"], ["policy", "explain", "bob"], ["report"]):
+    of_other_packages = (["bench", "--list"], ["timeline"], ["replay", "--help"], ["policy", "advise"])
+    of_agent = (["status"], ["doctor"], ["clients"], ["queue"], ["policy", "explain", "bob"], ["report"])
+    for verb in (*of_agent, *of_other_packages):
         said = node.run("mpsagent-cli", *verb, check=False)
         assert said.returncode in (0, 1), f"{verb}: {said.stdout}{said.stderr}"
     status = api(node, "/v1/status")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mpsagent.cli.advise import facts, judged, page
+from mpsagent_tools.advise import facts, judged, page
 from tests.api.stand_in import serve
 from tests.cli.program import run
 

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from mpsagent.cli.log_files import merged
-from mpsagent.cli.logged import Logged
-from mpsagent.cli.policy_trial import tried
-from mpsagent.cli.replay import of_one
 from mpsagent.core.engine import Core
 from mpsagent.core.sessions import Session
 from mpsagent.mps.limits import Device
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.instances import names, of
+from mpsagent_tools.log_files import merged
+from mpsagent_tools.logged import Logged
+from mpsagent_tools.policy_trial import tried
+from mpsagent_tools.replay import of_one
 from tests import recordings
 from tests.api.stand_in import serve
 from tests.cli import program

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpsagent.cli.log_files import merged
-from mpsagent.cli.logged import Logged
 from mpsagent.core.sessions import Session
 from mpsagent.mps import events as ev
+from mpsagent_tools.log_files import merged
+from mpsagent_tools.logged import Logged
 from tests import recordings
 
 PROGRAM = str(Path(sys.executable).with_name("mpsagent-cli"))
@@ -367,7 +367,7 @@ def test_the_times_of_a_log_are_those_of_its_last_change(tmp_path: Path, zone: s
     log.write_text(line)
     os.utime(log, (moment.timestamp() + 30, moment.timestamp() + 30))
     code = (
-        "import sys; from pathlib import Path; from mpsagent.cli.log_files import lines_of; "
+        "import sys; from pathlib import Path; from mpsagent_tools.log_files import lines_of; "
         "print([one.at for one in lines_of(Path(sys.argv[1]), None)])"
     )
     done = subprocess.run([sys.executable, "-c", code, str(log)], env={**os.environ, "TZ": zone}, capture_output=True,

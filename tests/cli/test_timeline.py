@@ -16,9 +16,9 @@ from xml.etree import ElementTree
 import pytest
 
 from mpsagent.api import views
-from mpsagent.cli import timeline, timeline_rows, timeline_svg
 from mpsagent.core.sentences import sentence
 from mpsagent.core.sessions import Session, Sessions
+from mpsagent_tools import timeline, timeline_rows, timeline_svg
 from tests.api.stand_in import serve
 from tests.cli.browser import PROGRAM, Browser
 from tests.cli.program import run

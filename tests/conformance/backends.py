@@ -84,7 +84,7 @@ def sim_backend(place: Path, gpus: int = 1) -> Backend:
     programs.mkdir(mode=0o755)
     python = other_users_python(USERS[0])
     done = subprocess.run(
-        [python, "-m", "mpsagent.sim.cli", "install", str(programs), "--gpus", str(gpus)],
+        [python, "-m", "mpsagent_sim.cli", "install", str(programs), "--gpus", str(gpus)],
         cwd=REPOSITORY, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     if done.returncode:

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from mpsagent.sim import gpu
 from mpsagent.system.processes import stopped
+from mpsagent_sim import gpu
 from tests.conformance import rig as rigs
 from tests.disorder.population import Machine, Population
 from tests.disorder.verdict import Entitled

@@ -20,7 +20,7 @@ from typing import Any
 
 import grpc
 
-from mpsagent.kubernetes import protocol
+from mpsagent_kubernetes import protocol
 
 RESOURCE = "nvidia.com/mps-share"
 D, P = protocol.DEVICE, protocol.PODS

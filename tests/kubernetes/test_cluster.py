@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from mpsagent.kubernetes.cluster import Node, send
-from mpsagent.kubernetes.node_agent import Health
+from mpsagent_kubernetes.cluster import Node, send
+from mpsagent_kubernetes.node_agent import Health
 
 BROKEN = Health(False, "control daemon 815 hangs")
 

@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("grpc", reason="no grpcio (pip install 'mpsagent[kubernetes]')")
 
 from mpsagent.cli.client import Unreachable
-from mpsagent.kubernetes import main
-from mpsagent.kubernetes.cluster import Node
-from mpsagent.kubernetes.node_agent import Health
+from mpsagent_kubernetes import main
+from mpsagent_kubernetes.cluster import Node
+from mpsagent_kubernetes.node_agent import Health
 
 SEEN = [Health(True), Health(True), Health(False, "control daemon 815 hangs"), Health(None, "no answer"), Health(True)]
 

@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from mpsagent.agent.settings import Settings
-from mpsagent.kubernetes.main import main
 from mpsagent.policy.files import load
+from mpsagent_kubernetes.main import main
 from tests.conformance.backends import REPOSITORY
 
 PLACE = REPOSITORY / "packaging" / "kubernetes"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.kubernetes.pods import Pods, Unknown
+from mpsagent_kubernetes.pods import Pods, Unknown
 
 OLD, NEW = "1b4e28ba-2fa1-11d2-883f-0016d3cca427", "2b4e28ba-2fa1-11d2-883f-0016d3cca427"
 

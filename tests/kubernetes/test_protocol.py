@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("google.protobuf", reason="no protobuf (pip install 'mpsagent[kubernetes]')")
 
-from mpsagent.kubernetes.protocol import DEVICE, PODS
+from mpsagent_kubernetes.protocol import DEVICE, PODS
 
 BYTES: list[tuple[Any, bytes]] = [
     (DEVICE["DevicePluginOptions"](pre_start_required=True), b"\x08\x01"),

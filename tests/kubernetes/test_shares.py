@@ -8,8 +8,8 @@ import pytest
 
 from mpsagent.agent.lease_body import NAME
 from mpsagent.agent.lease_body import asked as checked
-from mpsagent.kubernetes.shares import LASTING, Pod, Shares, has_lease, is_uid, lease, ours, renewed
 from mpsagent.policy.policy import Policy
+from mpsagent_kubernetes.shares import LASTING, Pod, Shares, has_lease, is_uid, lease, ours, renewed
 
 UID = "1b4e28ba-2fa1-11d2-883f-0016d3cca427"
 POD = Pod("default", "train", UID, f"/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice", 3)

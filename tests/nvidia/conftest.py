@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.sim.cli import devices
+from mpsagent_sim.cli import devices
 from tests.agent.stage import Machine, Stage
 from tests.conformance.backends import Backend, other_users_python
 from tests.nvidia import fetch

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.sim import cli, registry
+from mpsagent_sim import cli, registry
 
 A, B, C = 20001, 20002, 20003
 PATIENCE = 60.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mpsagent.sim import gpu, limits
-from mpsagent.sim.delays import Delays
+from mpsagent_sim import gpu, limits
+from mpsagent_sim.delays import Delays
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from mpsagent.sim import wire
-from mpsagent.sim.cuda_client import SUCCESS, Cuda
+from mpsagent_sim import wire
+from mpsagent_sim.cuda_client import SUCCESS, Cuda
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpsagent.sim.turns import BackOff, Turns
+from mpsagent_sim.turns import BackOff, Turns
 
 A, B, C = 1001, 1002, 1003
 

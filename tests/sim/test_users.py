@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from mpsagent.sim import registry
+from mpsagent_sim import registry
 from tests.sim.conftest import A, B, Mps, messages
 
 

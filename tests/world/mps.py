@@ -1,6 +1,6 @@
 """The model of MPS: control daemon and servers as generators in virtual time.
 
-What they say, in which order and how long it takes is the simulator's (``mpsagent.sim``: texts, delays, whose turn it
+What they say, in which order and how long it takes is the simulator's (``mpsagent_sim``: texts, delays, whose turn it
 is, how limits are read), which is held against NVIDIA's programs by conformance. Written again is only what waits:
 a process of its own can block, and a model in virtual time has to say what it waits for. Each wait here is one there.
 """
@@ -13,11 +13,11 @@ from collections.abc import Generator, Iterable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from mpsagent.sim import gpu, limits, texts
-from mpsagent.sim.control_daemon import _PRIVILEGED, _device_rows, _number
-from mpsagent.sim.delays import Delays
-from mpsagent.sim.server_clients import MAX_CLIENTS
-from mpsagent.sim.turns import Turns
+from mpsagent_sim import gpu, limits, texts
+from mpsagent_sim.control_daemon import _PRIVILEGED, _device_rows, _number
+from mpsagent_sim.delays import Delays
+from mpsagent_sim.server_clients import MAX_CLIENTS
+from mpsagent_sim.turns import Turns
 from tests.world.kernel import File, Message, Opened, PidFd, Process, Socket
 
 if TYPE_CHECKING:

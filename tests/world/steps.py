@@ -21,8 +21,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from mpsagent.sim import gpu, limits, texts
-from mpsagent.sim.delays import Delays
+from mpsagent_sim import gpu, limits, texts
+from mpsagent_sim.delays import Delays
 from tests.conformance import (
     compare,
     questions,

@@ -48,7 +48,7 @@ def test_a_death_in_a_hand_over_is_as_it_was_on_real_mps(name: str) -> None:
 
 def test_a_model_that_says_something_else_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "mpsagent.sim.texts.EXITING_CLIENT", "Client {{PID: {pid}, Context ID: {context}}} went {count}"
+        "mpsagent_sim.texts.EXITING_CLIENT", "Client {{PID: {pid}, Context ID: {context}}} went {count}"
     )
     raw = steps.play("X3")
     assert raw is not None

@@ -24,9 +24,9 @@ from typing import Any
 from mpsagent.core import inputs as inp
 from mpsagent.core.reduce import reduce
 from mpsagent.mps.work import Work
-from mpsagent.sim import limits as simulated
 from mpsagent.system import names as real_names
 from mpsagent.wire import link
+from mpsagent_sim import limits as simulated
 from tests.policies import WAYS
 from tests.world import orders
 from tests.world.judges import Broken, Judges

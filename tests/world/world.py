@@ -30,14 +30,14 @@ from mpsagent.mps.limits import Device
 from mpsagent.mps.rendezvous import Credentials
 from mpsagent.mps.work import Work
 from mpsagent.policy.identity import Identity
-from mpsagent.sim import texts
-from mpsagent.sim.delays import Delays
 from mpsagent.system.control_child import ControlChild
 from mpsagent.system.freezer import Freezer
 from mpsagent.system.gate_units import GateState, GateUnits
 from mpsagent.system.names import Names
 from mpsagent.system.spawn import Ended
 from mpsagent.system.store import Store
+from mpsagent_sim import texts
+from mpsagent_sim.delays import Delays
 from tests.policies import WAYS
 from tests.world import doors, mps
 from tests.world.judges import Broken, Judges

@@ -1,0 +1,58 @@
+"""What the plugin reads of the agent on its node, and orders."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from mpsagent.cli import client
+from mpsagent_kubernetes.shares import Json, Shares
+
+DEADLINE = 5.0
+KEYS = {"kubernetes.shares": "count", "kubernetes.share_memory": "memory", "kubernetes.processes_per_pod": "processes"}
+"""Of the policy, with the names that they have here."""
+
+
+class Health(NamedTuple):
+    """``well`` None: there is no answer. ``words``: what is wrong."""
+
+    well: bool | None
+    words: str = ""
+
+
+class NodeAgent:
+    """All raise ``client.Unreachable`` or ``client.Refused``, but for ``health``."""
+
+    def __init__(self, socket: str) -> None:
+        self._socket = socket
+
+    def health(self) -> Health:
+        try:
+            status, raw = client.request(self._socket, "/healthz", DEADLINE)
+            body = json.loads(raw)
+            if status in (200, 503) and isinstance(body.get("ok"), bool):
+                return Health(body["ok"], "; ".join(map(str, body.get("problems", ()))))
+        except client.Unreachable as error:
+            return Health(None, str(error))
+        except (ValueError, AttributeError):
+            pass
+        return Health(None, "mpsagent does not answer")
+
+    def shares(self) -> Shares:
+        answer, _ = client.ask(self._socket, "/v1/policy", DEADLINE)
+        given = {KEYS[key]: one["value"] for key, one in answer["sections"].items() if key in KEYS}
+        return Shares(**given)
+
+    def leases(self) -> list[Json]:
+        answer, _ = client.ask(self._socket, "/v1/leases", DEADLINE)
+        return list(answer["leases"])
+
+    def give(self, lease: Json) -> None:
+        client.order(self._socket, "lease", lease, DEADLINE)
+
+    def end(self, number: int) -> None:
+        try:
+            client.order(self._socket, "end-lease", {"number": number}, DEADLINE)
+        except client.Refused as refused:
+            if refused.status != 404:  # it was over just now
+                raise

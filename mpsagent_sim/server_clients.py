@@ -1,0 +1,36 @@
+"""What a server knows of its clients: processes, and their connections."""
+
+from __future__ import annotations
+
+from mpsagent_sim import wire
+
+MAX_CLIENTS = 48
+"""Contexts on each device, channels apart (driver 580)."""
+
+
+class Link:
+    """A client's connection: its channel (number 0) or a context on a device (1 and up)."""
+
+    def __init__(self, lines: wire.Lines, client: Client, number: int, device: int) -> None:
+        self.lines = lines
+        self.client = client
+        self.number = number
+        self.device = device
+        self.kernel = False  # a kernel is in flight
+        self.sticky = False
+        self.terminating = False  # asked to exit, no answer yet
+        self.leaves_at = 0.0
+        """When the last of its work has left the GPU, after its end was answered."""
+
+
+class Client:
+    """A client process. Its limits are those of the server when its channel was connected (02 R2). ``percentage`` None:
+    that was another server, which was killed while the client started; what it has heard there holds."""
+
+    def __init__(self, pid: int, name: str, percentage: float | None, limits: dict[int, int]) -> None:
+        self.pid, self.name = pid, name
+        self.number = 0  # counted from the first context on
+        self.percentage, self.limits = percentage, limits
+        self.channel: Link | None = None
+        self.contexts: dict[int, Link] = {}
+        self.last_close = 0.0
