@@ -24,7 +24,6 @@ _KEPT: tuple[tuple[str, Callable[[Core], object], Callable[[Core], object]], ...
     ("turn", lambda core: core.memories.turns, saved.turn_row),
     ("served", lambda core: core.memories.turns, saved.served_rows),
     ("suspended", lambda core: core.memories.turns, saved.suspended_rows),
-    ("usage", lambda core: core.memories.usage, saved.usage_rows),
     ("waiting", lambda core: core.state.held.order, saved.waiting_rows),
     (saved.CLIENTS, lambda core: core.state.clients, saved.client_rows),
 )
@@ -194,7 +193,6 @@ class GateSide:
             return
         told[1:1] = self._remember(now)  # behind the greeting: what these clients wait for is a further context
         saved.take_up_turn(self._core, first, told, now)
-        saved.take_up_usage(self._core, first, now)
         self._take([*told, saved.ending(first, now)])
         self.keep()
 

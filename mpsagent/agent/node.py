@@ -425,7 +425,7 @@ class Node(Recorder):
         view, limits = agent.core.view(key), agent.core.memories.lanes[key].limits
         memory = agent.observer.memory()
         return Instance(
-            view.name, replace(view, remembered={}), agent.core.memories.usage,
+            view.name, replace(view, remembered={}),
             {pid: pid not in limits.differs for pid in limits.seen}, bool(agent.devices),
             {pid: size for pid, size in memory.items() if pid in view.state.clients},
             tuple(agent.bypass.found.values()) if key is None else (), self.environment_of(agent.name),

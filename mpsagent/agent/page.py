@@ -15,7 +15,6 @@ from mpsagent.agent.condition import Condition
 from mpsagent.core.outside import Outsider
 from mpsagent.core.placement import Place
 from mpsagent.core.transitions import Transition
-from mpsagent.core.usage import Memory
 from mpsagent.core.view import View
 from mpsagent.core.waiting import Waiting
 from mpsagent.mps.gpus import GpusSeen
@@ -33,7 +32,6 @@ class Instance(NamedTuple):
 
     name: str
     view: View
-    usage: Memory
     checked: Mapping[int, bool]
     devices_known: bool
     memory: Mapping[int, int]

@@ -14,7 +14,6 @@ from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from mpsagent.core import inputs as inp
-from mpsagent.core import usage
 from mpsagent.core.engine import Core
 from mpsagent.core.ladder import begun
 from mpsagent.core.model import Client, Outcome
@@ -42,7 +41,7 @@ INSTANCE = "instance"
 """The name of the only instance, which names nothing that it keeps."""
 OF_NODE = (LEASE, LEASES, DRAINED, INSTANCE)
 OF_THIS_BOOT = (CLIENTS, RELEASED)
-TIMES = ("turn", "served", "suspended", EXTENDED, "usage", LEASES, "drain", DRAINED, "ending", CLIENTS)
+TIMES = ("turn", "served", "suspended", EXTENDED, LEASES, "drain", DRAINED, "ending", CLIENTS)
 SINCE_1970 = 1e8
 """Floats of this size are times."""
 MOST = 1000
@@ -95,13 +94,6 @@ def served_rows(core: Core) -> list[list[Any]]:
 def suspended_rows(core: Core) -> list[list[Any]]:
     """Who is paused, and since when."""
     return [[uid, at] for uid, at in core.memories.turns.suspended.items()]
-
-
-def usage_rows(core: Core) -> dict[str, Any]:
-    """GPU time of users in the last day, and since when those at work are not counted yet."""
-    memory = core.memories.usage
-    hours = [[uid, [[at, round(spent, 1)] for at, spent in one.items()]] for uid, one in memory.hours.items()]
-    return {"hours": hours, "since": [[uid, since] for uid, since in memory.since.items()]}
 
 
 def waiting_rows(core: Core) -> list[int]:
@@ -177,16 +169,6 @@ def waited_here(kept: Mapping[str, Any]) -> frozenset[int]:
     with suppress(*_DAMAGED):
         return frozenset(int(uid) for uid in kept.get("waiting") or ())
     return frozenset()
-
-
-def take_up_usage(core: Core, kept: Mapping[str, Any], now: float) -> None:
-    """What users had before this agent counts on; who worked then is counted until now."""
-    with suppress(*_DAMAGED):
-        rows = kept["usage"]
-        hours = {int(uid): {int(at): _number(spent) for at, spent in one[: usage.HOURS + 1]}
-                 for uid, one in rows["hours"][: usage.MOST_USERS]}  # fmt: skip
-        since = [(int(uid), min(now, _number(at))) for uid, at in rows["since"][:MOST]]
-        core.memories = replace(core.memories, usage=usage.count(usage.Memory(hours=hours), since, now))
 
 
 def _memory(size: object) -> values.Memory:

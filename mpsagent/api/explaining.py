@@ -5,7 +5,6 @@ from __future__ import annotations
 from mpsagent.agent.page import Instance
 from mpsagent.api import views
 from mpsagent.api.views import Json
-from mpsagent.core import usage
 from mpsagent.core.inputs import Peer
 from mpsagent.core.sentences import Names
 from mpsagent.mps.units import limits_words
@@ -26,7 +25,6 @@ def explained(one: Instance, who: Identity, cgroup: str | None, names: Names, no
             "clients": len(view.state.clients_of_user(who.uid)),
             "waiting": next((row for row in views.queue(one, names, now) if row["uid"] == who.uid), None),
             "turn": views.turn(view, {}, names, now) if turn else None,
-            "gpu_seconds_last_day": round(usage.spent(one.usage, who.uid, now), 1),
         },
     }
 

@@ -50,12 +50,11 @@ def explained(body: Json, now: datetime, width: int = WIDE) -> list[str]:
 
 def _now(one: Json, now: datetime) -> Json:
     """In the words of `status` and `queue`."""
-    place, turn, used = one["waiting"], one["turn"], one["gpu_seconds_last_day"]
+    place, turn = one["waiting"], one["turn"]
     return {
         "clients": one["clients"],
         "waiting": "no" if place is None else f"number {place['position']}: {waiting(place, now)}",
         "turn": "no" if turn is None else whose_turn(turn, now),
-        "GPU time in the last day": duration_text(used) if used else "none",
     }
 
 

@@ -29,7 +29,6 @@ from mpsagent.core import (
     turn_memory,
     turns,
     unenforced,
-    usage,
 )
 from mpsagent.core import inputs as inp
 from mpsagent.core.changes import T, of_lane
@@ -84,7 +83,6 @@ class OfLane:
 class Memories:
     """The memory of the rules about users, and of the rules about control daemons for each lane."""
 
-    usage: usage.Memory = field(default_factory=usage.Memory)
     turns: turn_memory.Memory = field(default_factory=turn_memory.Memory)
     pause: pause.Memory = field(default_factory=pause.Memory)
     caps: caps.Memory = field(default_factory=caps.Memory)
@@ -228,7 +226,6 @@ class Core:
             turn=m.turns.turn,
             served=m.turns.served,
             suspended=m.turns.suspended,
-            spent=m.usage.spent,
             in_the_way=None if asked is None else (asked.server, asked.since),
             turn_waits=m.turns.waits,
             users=frozenset(one for one in m.lanes if one is not None) | m.users.making | m.users.going,
@@ -411,7 +408,6 @@ def _section(rule: str) -> Section:
 
 
 _RULES = (
-    ("usage", usage),
     ("turns", turns),
     ("pause", pause),
     ("faults", faults),

@@ -93,8 +93,8 @@ class Turn:
 @dataclass(frozen=True, slots=True)
 class View:
     """``ending``: the clients on their way out; ``turn``: who has the GPU;
-    ``served``: when each user's last turn ended; ``suspended``: users who are paused, and since when; ``spent``: GPU
-    seconds of users in the last day; ``sent``: the admissions that the gate was told last, and their number;
+    ``served``: when each user's last turn ended; ``suspended``: users who are paused, and since when;
+    ``sent``: the admissions that the gate was told last, and their number;
     ``in_the_way``: the server that is asked to make way for the next user, and since when; ``given_up``: why the agent
     no longer tries to start the control daemon or its servers; ``pause_until``: until when servers that did not start
     are not tried; ``retiring``: the control daemon was told to quit, because nothing works there;
@@ -108,7 +108,6 @@ class View:
     turn: Turn | None = None
     served: Mapping[int, float] = field(default_factory=dict)
     suspended: Mapping[int, float] = field(default_factory=dict)
-    spent: Mapping[int, float] = field(default_factory=dict)
     sent: tuple[int, Admissions] | None = None
     in_the_way: tuple[int, float] | None = None
     given_up: str | None = None
@@ -387,22 +386,21 @@ class View:
         """Who wants the GPU beside the user whose turn it is, in their order, and since when the first has waited."""
         state, holder, ranked = self.state, None if self.turn is None else self.turn.uid, self.ranked
         of = (state.held.order, state.identities, self.policy, self.suspended, self.served, holder, ranked,
-              self.spent if ranked else None, state.leases, state.devices, state.clients)  # fmt: skip
+              state.leases, state.devices, state.clients)  # fmt: skip
         return self.once("wanting", of, lambda: self._in_order(holder, ranked))
 
     def _in_order(self, holder: int | None, ranked: bool) -> tuple[tuple[int, ...], float]:
-        """By arrival, or by priority, then by the GPU time of the last day, then by arrival. But no user has two turns
-        while another one waits for the first: so whoever waits is overtaken once by each other user at most."""
+        """Return the users by priority and arrival, and the first arrival. No user has two turns while another one
+        waits for the first, so each other user overtakes a waiting user once at most."""
         served, since = self.served, {uid: at for at, _, uid in self.state.held.order}
         since |= {uid: max(at, since[uid]) for uid, at in served.items() if uid in since}  # only since the last turn
         since |= self.suspended
         users = [uid for uid in self.welcome(since) if uid != holder]
         oldest = min((since[uid] for uid in users), default=float("inf"))
 
-        def place(uid: int) -> tuple[bool, float, float, float]:
+        def place(uid: int) -> tuple[bool, float, float]:
             behind = since[uid] > oldest and served.get(uid, oldest) > oldest
-            spent = self.spent.get(uid, 0.0) if self.policy.queue == "fair-share" else 0.0
-            return behind, -self.rules(uid).priority, spent, since[uid]
+            return behind, -self.rules(uid).priority, since[uid]
 
         users.sort(key=place if ranked else since.__getitem__)
         return tuple(users), oldest
@@ -440,7 +438,7 @@ class View:
     @property
     def ranked(self) -> bool:
         """The order of users is not that of arrival. Together it is: there are no turns."""
-        return (self.policy.queue == "fair-share" or self.policy.prioritised) and not self.together
+        return self.policy.prioritised and not self.together
 
     def others(self) -> tuple[int, ...]:
         """Users who want the GPU beside the one whose turn it is: those in the queue or paused, and those with clients

@@ -67,7 +67,8 @@ def _walk(table: Table, written: Mapping[str, Any], path: Path, found: Checked) 
         below = table.below(name)
         if below is None:
             kind = "section" if isinstance(value, dict) and not path else "key"
-            found.wrong(here, f"unknown {kind}", "" if found.full() else _meant(table, here, value))
+            problem = "this key no longer exists" if name in table.removed else f"unknown {kind}"
+            found.wrong(here, problem, "" if found.full() else _meant(table, here, value))
             continue
         if table.each is not None:
             try:
@@ -96,6 +97,8 @@ def _title(section: str) -> str:
 def _meant(table: Table, path: Path, value: object) -> str:
     """What an unknown key was most likely meant to be."""
     name = path[-1]
+    if name in table.removed:
+        return table.removed[name]
     if name in table.old:
         return f'it is called "{table.old[name]}" now'
     if name in ("enforce", "mode"):

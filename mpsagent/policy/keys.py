@@ -122,7 +122,8 @@ KEYS: tuple[Key, ...] = (
     ),
     Key(
         "limits", "queue_priority", kinds.whole(0, 100), _WHO,
-        "the waiting user with the largest number gets the next turn", 0, attribute="priority",
+        "the waiting user with the largest number gets the next turn; of several, the one who has waited longest", 0,
+        attribute="priority",
     ),
     Key(
         "limits", "client_priority",
@@ -263,14 +264,6 @@ KEYS: tuple[Key, ...] = (
             "all": "one server for all users that stays; driver 580 and later",
         }),
         _OF, "which MPS servers it runs while users take turns", "user", attribute="server",
-    ),
-    Key(
-        "instance", "queue_order",
-        kinds.choice({
-            "fifo": "the user who has waited longest",
-            "fair-share": "the user with the least GPU time in the last day",
-        }),
-        _OF, "which waiting user gets the next turn, at the same `queue_priority`", "fifo", attribute="queue",
     ),
     Key(
         "instance", "compute_mode",
@@ -419,7 +412,7 @@ OLD_KEYS: dict[str, dict[str, str]] = {
     },
     "instance": {
         "apart_users": "max_users", "apart_idle_timeout": "daemon_idle_timeout", "server": "server_scope",
-        "queue": "queue_order", "bypass": "on_outside_mps", "bypass_grace": "outside_mps_grace",
+        "bypass": "on_outside_mps", "bypass_grace": "outside_mps_grace",
         "bypass_exempt": "outside_mps_exempt", "control_program": "control_daemon_path",
     },
     "history": {"keep": "retention", "size": "max_size"},
@@ -427,6 +420,12 @@ OLD_KEYS: dict[str, dict[str, str]] = {
     "hooks": {"before_end": "pre_terminate", "warning": "turn_warning", "deadline": "timeout"},
 }  # fmt: skip
 """Names from before version 1.0 by section. They are mistakes, and the hint has the new name."""
+_IN_ORDER = "remove it: users wait in the order of arrival, and a higher queue_priority goes first"
+REMOVED_KEYS: dict[str, dict[str, str]] = {
+    "instance": {"queue": _IN_ORDER, "queue_order": _IN_ORDER},
+}
+"""Keys from before version 1.0 that no other key replaces, by section. They are mistakes, and the hint has what holds
+now."""
 NAMED = frozenset({"user", "group", "cgroup", "instance"})
 """Sections that are written with a name: [user.alice]."""
 OF_CGROUPS = ("active_threads", "memory_limit", "total_active_threads", "total_memory_limit", "max_clients")

@@ -21,8 +21,8 @@ LEAST_SIZE = 16 << 20
 SHOWN = 40
 NEVER = "never"
 OLD_WORDS = {
-    "together": "one-server", "apart": "per-user", "own": "user", "shared": "all", "arrival": "fifo",
-    "fair": "fair-share", "leave": "unchanged", "quit": "restart-mps", "memory": "terminate-memory",
+    "together": "one-server", "apart": "per-user", "own": "user", "shared": "all",
+    "leave": "unchanged", "quit": "restart-mps", "memory": "terminate-memory",
 }  # fmt: skip
 """Words from before version 1.0. They are mistakes unless the key still has them."""
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%", re.ASCII)

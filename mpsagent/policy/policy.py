@@ -223,7 +223,6 @@ class Policy:
     apart_users: int = default("instance", "max_users")
     apart_idle_timeout: float = default("instance", "daemon_idle_timeout")
     server: Literal["user", "all"] = default("instance", "server_scope")
-    queue: Literal["fifo", "fair-share"] = default("instance", "queue_order")
     pipe_directory: str = default("instance", "pipe_directory")
     log_directory: str = default("instance", "log_directory")
     log_size: int = default("instance", "log_size")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from mpsagent.policy import parse
-from mpsagent.policy.keys import NAMED, OF_CGROUPS, OLD_KEYS, OLD_SECTIONS, SECTIONS, Key, key, keys_of
+from mpsagent.policy.keys import NAMED, OF_CGROUPS, OLD_KEYS, OLD_SECTIONS, REMOVED_KEYS, SECTIONS, Key, key, keys_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,8 @@ class Table:
     each: Table | None = None
     old: Mapping[str, str] = field(default_factory=dict)
     """New names by those from before version 1.0."""
+    removed: Mapping[str, str] = field(default_factory=dict)
+    """Hints by the names of keys that no longer exist."""
     name: Callable[[object], str] = parse.name
 
     @property
@@ -32,7 +34,10 @@ class Table:
 
 
 def _plain(section: str, title: str) -> Table:
-    return Table(title, SECTIONS[section], {key.name: key for key in keys_of(section)}, old=OLD_KEYS.get(section, {}))
+    return Table(
+        title, SECTIONS[section], {key.name: key for key in keys_of(section)}, old=OLD_KEYS.get(section, {}),
+        removed=REMOVED_KEYS.get(section, {}),
+    )  # fmt: skip
 
 
 def _root() -> Table:

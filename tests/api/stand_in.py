@@ -32,7 +32,6 @@ from mpsagent.core.model import Attachment, Client, Control, Gate, Held, Lane, S
 from mpsagent.core.queue import Queue
 from mpsagent.core.sentences import sentence
 from mpsagent.core.sessions import Session, Sessions
-from mpsagent.core.usage import Memory
 from mpsagent.core.view import Turn, View
 from mpsagent.mps.gpus import GpusSeen
 from mpsagent.mps.limits import Device, Limits
@@ -100,7 +99,7 @@ def nobody(uid: int) -> None:
 
 def instance(view: View, now: float = 0.0, **more: Any) -> Instance:
     """As the agent shows it."""
-    found = Instance("default", view, Memory(), {}, True, {}, (), {}, waits.waiting(decided(view), now))
+    found = Instance("default", view, {}, True, {}, (), {}, waits.waiting(decided(view), now))
     return found._replace(**more)
 
 

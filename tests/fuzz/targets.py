@@ -564,7 +564,6 @@ def _taken_up(kept: dict[str, Any]) -> dict[str, Any]:
     told += [inp.ClientRemembered(NOW, one.peer, one.what) for one in there]
     said = [inp.GateSaid(NOW, link.Hello(60, 1000.0)), *told, inp.GateSaid(NOW, link.Synced())]
     saved.take_up_turn(core, kept, said, NOW)
-    saved.take_up_usage(core, kept, NOW)
     core.receive_all([*said, saved.ending(kept, NOW)], NOW)
     drain = core.state.drain
     return {

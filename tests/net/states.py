@@ -211,7 +211,7 @@ def max_clients() -> Played:
 @state
 def by_rank() -> Played:
     text = POLICY.replace("active_threads = '20%'", "active_threads = '20%'\nqueue_priority = 5")
-    machine, one = up(text + OWN + 'queue_order = "fair-share"\n')
+    machine, one = up(text + OWN)
     for uid in (ALICE, CAROL, BOB, DAVE):
         one.client(uid)
         one.run(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpsagent.policy.files import LARGEST, LONGEST_LINE, MOST_ERRORS, load
+from mpsagent.policy.keys import REMOVED_KEYS
 from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.syntax import syntax_error
 
@@ -238,6 +239,8 @@ def test_hostile_sections_are_errors(text: str, key: str, says: str) -> None:
         ("[turn]\nafter = '5m'\n", 'it is called "time_limit" now'),
         ("[user.alice]\nmemory = '5G'\n", 'it is called "memory_limit" now'),
         ("enforce = false\n", 'it is called "mode" now'),
+        ("[instance.a]\nqueue_order = 'fifo'\n", REMOVED_KEYS["instance"]["queue_order"]),
+        ("[instance.a]\nqueue = 'fair'\n", REMOVED_KEYS["instance"]["queue"]),
         ("[instance.a]\nsharing = 'apart'\n", 'it is called "per-user" now'),
         ("[instance.a]\nserver_scope = 'shared'\n", 'it is called "all" now'),
     ],

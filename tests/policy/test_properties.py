@@ -37,7 +37,6 @@ _GOOD = {
     "active_threads": ['"50%"', "26", "{ clients = 3 }", "{ weight = 2 }"],
     "memory_limit": ['"20G"', '"25%"', '{ 0 = "1G", GPU-a = "2G" }'],
     "queue_priority": ["7"],
-    "queue_order": ['"fair-share"'],
     "total_active_threads": ['"100%"'],
     "total_memory_limit": ['"100%"'],
     "max_clients": ["1", "1000"],

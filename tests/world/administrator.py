@@ -389,10 +389,9 @@ def shares(chance: random.Random, seed: int) -> Day:
     users = chance.sample(sorted(LIMITS), chance.randint(2, 4))
     slice_ = chance.choice((4, 10))
     comings = [Guest(2.0 + 0.1 * place, uid, 3000.0) for place, uid in enumerate(users)]
-    queue = 'queue_order = "fair-share"\n' if chance.random() < 0.6 else ""
     pause = f'[turn]\non_expiry = "pause"\npause_slice = "{slice_}s"\ntime_limit = "1h"\n'
     return Day(seed, "shared", tuple(comings), (), {uid: LIMITS[uid] for uid in users}, name="shares", more=pause,
-               instance=queue, after=float(slice_), over=900.0, quiet=True, preempt=0.0)  # fmt: skip
+               after=float(slice_), over=900.0, quiet=True, preempt=0.0)  # fmt: skip
 
 
 def batch(chance: random.Random, seed: int) -> Day:

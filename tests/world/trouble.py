@@ -82,8 +82,6 @@ class Day(Plan):
     overlap: float = OVERLAP
     doubts: tuple[float, ...] = ()
     by_name: bool = False
-    instance: str = ""
-    """Further keys of the instance."""
     ranked: frozenset[int] = frozenset()
     """Users who come before all others."""
     over: float | None = None
@@ -102,7 +100,7 @@ class Day(Plan):
         return self.text(self.more)
 
     def text(self, more: str) -> str:
-        text = f"{more}\n[instance.default]\n{WAYS[self.way]}{self.instance}"
+        text = f"{more}\n[instance.default]\n{WAYS[self.way]}"
         text += f'[limits]\nactive_threads = "10%"\nmemory_limit = "1G"\n{self.general}\n'
         text += '[timeouts]\ncontrol_daemon = "10s"\nserver_start = "20s"\nsigkill_delay = "2s"\n'
         for uid, (threads, memory) in self.limits.items():
@@ -730,12 +728,12 @@ def paused(chance: random.Random, seed: int) -> Day:
     while at < span and len(comings) < 90:
         comings.append(Guest(round(at, 3), chance.choice(users[-2:]), chance.uniform(0.05, 1.5)))
         at += chance.expovariate(1 / chance.choice((0.5, 2.0)))
-    slice_, queue = chance.choice((1, 2, 4)), chance.choice(("", 'queue_order = "fair-share"'))
+    slice_, ends = chance.choice((1, 2, 4)), chance.choice((False, True))
     pause = f'[turn]\non_expiry = "pause"\npause_slice = "{slice_}s"\ntime_limit = "1h"\npause_fallback = "none"'
     faults = (Fault(chance.uniform(4, 30), "agent", "reload"),) if chance.random() < 0.5 else ()
     if faults:
         return _reloaded(chance, seed, comings, slice_)
-    return Day(seed, "shared", tuple(comings), (), LIMITS, name="paused", general=pause, ends=bool(queue),
+    return Day(seed, "shared", tuple(comings), (), LIMITS, name="paused", general=pause, ends=ends,
                stands=20.0 + 12 * slice_ * len(users), waits=len(users) * (slice_ + 1.0) + 10.0,
                preempt=chance.choice((0.0, 0.02)))  # fmt: skip
 
