@@ -196,7 +196,7 @@ class Lane:
 
     def contained(self, command: Sequence[str], uid: int, kind: str, on_error: str, programs: Programs) -> Program:
         """A program in a cgroup of its own from its first instruction, as a container's process is."""
-        cgroup = self.cgroups / f"busy-{self.number}-{next(self.stopped)}"
+        cgroup = self.cgroups / f"{self.options.base.name}-{self.number}-{next(self.stopped)}"
         cgroup.mkdir()
         words = [sys.executable, "-c", IN_CGROUP, str(cgroup / "cgroup.procs"), str(uid), *command]
         child = self.stage.rig.run(words, env=programs.environment)

@@ -24,11 +24,16 @@
 #     outside   GPU 0      programs outside MPS, Slurm's paused jobs, 80 faults
 #     programs  GPU 1      mpsagent-cli bench with PyTorch, rules for cutting the GPU, programs of one's own (bench.sh)
 #
-# With four, in 10 minutes, the default and ends on a busy GPU:
-#     turns     GPU 0      disorder of 400 clients by turns; a rule for ends; ends by mpsagent on a busy GPU
-#     scope     GPU 1      the same with one server for all users' turns
-#     common    GPU 2      disorder together; launchers and debuggers; ends by turns and by idle_timeout; JAX without us
-#     default   GPU 3      what the default costs, on 16 processors of its own; disorder per user, then with a pause
+# With four, in 9 minutes, the default and ends on a busy GPU (the driver makes contexts slowly then):
+#     ends0     GPU 0      a rule for ends; ends by mpsagent on a busy GPU
+#     ends1     GPU 1      the same
+#     common    GPU 2      launchers and debuggers; ends by turns and by idle_timeout; JAX without mpsagent
+#     default   GPU 3      what the default costs, on 16 processors of its own
+#
+# With two, in 9 minutes, disorder of 400 clients in each way of sharing:
+#     own       GPU 0      turns with a server for each user; then with one server for all
+#     users     GPU 1      a daemon for each user; then all together; then turns that end in a pause
+#     world     none       the seeded world for WORLD_SECONDS (400) on all processors but 16
 #
 # Root, PyTorch, mpsagent importable; for service and outside also .gpu (system_tree.sh, slurm_packages.sh). No setting of a GPU is
 # touched. Exit status of wait: how many lanes have not ended well.
@@ -130,27 +135,20 @@ cores=$(nproc --all)
 
 beside_default() { taskset -cp "0-$((cores - 17))" $$; } # this lane leaves 16 processors to it
 
-ends() { # GPU, directory, arguments of the disorder
-    local status=0
+ends() { # GPU, directory
     beside_default
-    mkdir "$2/disorder"
-    campaigns/only.sh "$1" campaigns/disorder.sh "$2/disorder" 150 "$3 --clients 400 --seconds 50 --drain 100" || status=1
     campaigns/only.sh "$1" timeout -k 10 160 python3 campaigns/busy_ends.py --seconds 130 --only rules \
         --rules drained-all10000,all10000 --victims torch:exit,graph:exit,torch:stay --out "$2/rules"
     campaigns/only.sh "$1" timeout -k 10 265 python3 campaigns/busy_ways.py --seconds 225 --out "$2/ways"
-    return $status
 }
 
-turns() { ends 0 "$all/turns" "--server own --seed 351"; }
+ends0() { ends 0 "$all/ends0"; }
 
-scope() { ends 1 "$all/scope" "--server shared --seed 352"; }
+ends1() { ends 1 "$all/ends1"; }
 
 common() {
     local status=0 place=$all/common
     beside_default
-    mkdir "$place/disorder"
-    campaigns/only.sh 2 campaigns/disorder.sh "$place/disorder" 150 \
-        "--sharing together --seed 353 --clients 400 --seconds 50 --drain 100" || status=1
     campaigns/only.sh 2 timeout -k 10 180 python3 campaigns/launchers.py --out "$place" || status=1
     campaigns/only.sh 2 timeout -k 10 190 python3 campaigns/busy_ways.py --turns --seconds 150 --out "$place/ways" || status=1
     campaigns/only.sh 2 timeout -k 10 90 python3 campaigns/busy_ends.py --seconds 60 --only people --victims jax:exit \
@@ -159,13 +157,27 @@ common() {
 }
 
 default() {
-    local status=0 place=$all/default
-    mkdir "$place/disorder"
-    campaigns/only.sh 3 taskset -c "$((cores - 16))-$((cores - 1))" python3 campaigns/default_cost.py --out "$place" || status=1
-    campaigns/only.sh 3 campaigns/disorder.sh "$place/disorder" 130 \
-        "--sharing apart --seed 354 --clients 400 --seconds 50 --drain 100" \
-        "--server shared --action pause --seed 355 --clients 250 --seconds 40 --drain 90" || status=1
-    return $status
+    campaigns/only.sh 3 taskset -c "$((cores - 16))-$((cores - 1))" python3 campaigns/default_cost.py --out "$all/default"
+}
+
+own() {
+    mkdir "$all/own/disorder"
+    campaigns/only.sh 0 campaigns/disorder.sh "$all/own/disorder" 215 \
+        "--server own --seed ${SEED:-351} --clients 400 --seconds 50 --drain 150" \
+        "--server shared --seed ${SEED:-352} --clients 400 --seconds 50 --drain 150"
+}
+
+users() {
+    mkdir "$all/users/disorder"
+    campaigns/only.sh 1 campaigns/disorder.sh "$all/users/disorder" 215 \
+        "--sharing apart --seed ${SEED:-354} --clients 400 --seconds 50 --drain 150" \
+        "--sharing together --seed ${SEED:-353} --clients 400 --seconds 50 --drain 150" \
+        "--server shared --action pause --seed ${SEED:-355} --clients 250 --seconds 40 --drain 150"
+}
+
+world() {
+    taskset -c "16-$((cores - 1))" python3 -m tests.world --jobs "$((cores - 16))" --seconds "${WORLD_SECONDS:-400}" \
+        --out "$all/world/stories"
 }
 
 all=$2
