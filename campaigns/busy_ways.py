@@ -71,7 +71,6 @@ max_runtime = "8s"
 [user.{FRANK}]
 on_limit_exceeded = "terminate"
 [timeouts]
-client_terminate = "10s"
 sigkill_delay = "5s"
 """
 TURNS = f"""
@@ -83,7 +82,6 @@ memory_limit = "6G"
 [user.{HEIDI}]
 idle_timeout = "2s"
 [timeouts]
-client_terminate = "10s"
 sigkill_delay = "5s"
 """
 WORKS = [

@@ -61,7 +61,6 @@ active_threads = '100%'
 time_limit = "1h"
 [timeouts]
 fault_recovery = "1s"
-client_terminate = "1s"
 sigkill_delay = "1s"
 """
 AT = re.compile(r"\] (step|work now|oob launch|oob sync) (\S+) at ([\d.]+)")

@@ -81,7 +81,7 @@ from tests.setuid import setuid_python
 ATTACKERS = Path(__file__).with_name("attackers.py")
 PERCENT, LIMIT = 20, 2048
 """Of every user: percent of the threads, MiB of memory."""
-AFTER, GRACE, TERMINATE, KILL = 4.0, 1.0, 2.0, 2.0
+AFTER, GRACE, TERMINATE, KILL = 4.0, 1.0, 5.0, 2.0
 TURN = AFTER + GRACE + TERMINATE + KILL
 """Seconds after which the next user has the GPU, whatever the last one does."""
 PATIENCE = 5.0
@@ -107,7 +107,6 @@ memory_limit = "{LIMIT}M"
 [timeouts]
 control_daemon = "{HANG:g}s"
 fault_recovery = "2s"
-client_terminate = "{TERMINATE:g}s"
 sigkill_delay = "{KILL:g}s"
 """
 SWITCH = f'time_limit = "{AFTER:g}s"\ngrace = "{GRACE:g}s"'

@@ -41,7 +41,6 @@ grace = "{grace}s"
 control_daemon = "2s"
 server = "2s"
 fault_recovery = "1s"
-client_terminate = "2s"
 sigkill_delay = "1s"
 [agent]
 on_stop = "quit"

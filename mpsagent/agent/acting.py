@@ -13,6 +13,7 @@ from mpsagent.agent.host import Agent
 from mpsagent.agent.problem import Json, Problem
 from mpsagent.agent.settings import Settings
 from mpsagent.core import inputs as inp
+from mpsagent.core.ladder import TERMINATE
 from mpsagent.core.model import Client, State
 from mpsagent.core.pause_room import has_to_leave
 from mpsagent.mps.units import iso
@@ -329,7 +330,7 @@ def ending(state: State, client: Client, *, at_once: bool, dry_run: bool) -> Jso
     """Return the steps by which a client is ended."""
     policy, server = state.policy, state.server_of(client.pid)
     steps = [f"terminate_client {server.pid if server is not None else 'SERVER'} {client.pid}, "
-             f"at most {policy.hang_terminate:g} s", "SIGTERM"]  # fmt: skip
+             f"at most {TERMINATE:g} s", "SIGTERM"]  # fmt: skip
     steps.append(f"after {policy.kill_grace:g} s SIGKILL")
     if policy.before_end is not None and not at_once:
         steps.insert(0, f"hook {policy.before_end}, at most {policy.hook_deadline:g} s")

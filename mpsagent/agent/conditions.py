@@ -190,7 +190,7 @@ def _too_long(view: View, left: float | None, now: float) -> str | None:
     if view.elsewhere:
         return None
     held = view.state.held
-    late = view.policy.hang_server_ready + view.policy.hang_control
+    late = view.policy.hang_server + view.policy.hang_control
     begun = {at + late: held[one] for one in held.handing if (at := held[one].handing) is not None}
     if view.together:
         long = next((one for due, one in begun.items() if now > due + WAIT_SLACK), None)

@@ -212,7 +212,7 @@ class Executor:
         return refusal is None, (refusal or "client termination succeeded") + unheld, hold is not None
 
     async def _quit(self, action: act.QuitControl) -> tuple[bool, str]:
-        deadline = action.timeout + self._state().policy.hang_quit
+        deadline = action.timeout + self._state().policy.hang_control
         reply = await self._ask(commands.quit_command(action.timeout), deadline=deadline, may_block=True)
         return _taken(reply)
 

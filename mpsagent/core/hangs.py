@@ -22,6 +22,8 @@ NEXT_STEP = 2.0
 IDLE_EXIT = 3.0
 """Seconds that a server without a client gets to exit; it takes 60 to 100 ms. One that was started for a client that
 has died meanwhile never does, and the daemon answers nothing until it is killed (conformance scenario X1)."""
+EXIT = 15.0
+"""Seconds that any other server gets to exit, unless `timeouts.server` is less."""
 HANDOVER = 8.0
 """Seconds in which the gate ends a hand-over that goes no further because its client says nothing (5), and finishes the
 handshake for it (2.1). MPS answers no one meanwhile, and no server is to be killed for that."""
@@ -150,16 +152,16 @@ def _suspects(view: View, memory: Memory) -> list[_Suspect]:
         elif server.status is Status.INITIALIZING:
             busy = True
             what = f"{view.server_text(server)} does not become Ready"
-            due = server.started + policy.hang_server_ready
-            found.append(_Suspect(server.pid, due, what, "timeouts.server_start", server.pid, said=True))
+            due = server.started + policy.hang_server
+            found.append(_Suspect(server.pid, due, what, "timeouts.server", server.pid, said=True))
         else:
             since = server.stop_tried if server.stopping_since is None else server.stopping_since
             if since is not None:
                 busy = True
                 what = f"{view.server_text(server)} does not exit"
                 idle = _idle(view) and not state.held.handing
-                due = since + (min(IDLE_EXIT, policy.hang_exit) if idle else policy.hang_exit)
-                found.append(_Suspect(server.pid, due, what, "timeouts.server_exit", server.pid, idle=idle, said=True))
+                due = since + min(IDLE_EXIT if idle else EXIT, policy.hang_server)
+                found.append(_Suspect(server.pid, due, what, "timeouts.server", server.pid, idle=idle, said=True))
             elif server.pid in memory.stopped:
                 # Nothing else tells: clients that come for it hang, and the control daemon with him (recording 06, V3).
                 busy = True
@@ -171,12 +173,12 @@ def _suspects(view: View, memory: Memory) -> list[_Suspect]:
                 by = _makes_way_by(view, server, view.in_the_way[1])
                 what = f"{view.server_text(server)} does not end, and the next user waits"
                 if by is not None:
-                    found.append(_Suspect(server.pid, by, what, "timeouts.server_exit", server.pid, said=True))
+                    found.append(_Suspect(server.pid, by, what, "timeouts.server", server.pid, said=True))
     control = state.control
     if control is not None and control.quit_by is not None:
         what = f"`quit` of control daemon {control.pid} does not end"
         found.append(
-            _Suspect(0, control.quit_by + policy.hang_quit, what, "timeouts.control_daemon_quit", None, said=True)
+            _Suspect(0, control.quit_by + policy.hang_control, what, "timeouts.control_daemon", None, said=True)
         )
     elif control is not None and control.quitting is not None:
         # A `quit` without a time waits for the clients; once they have gone it has nothing to wait for.
@@ -187,7 +189,7 @@ def _suspects(view: View, memory: Memory) -> list[_Suspect]:
         if None not in free and not working:
             last = max([control.quitting, *(at for at in free if at is not None)])
             what = f"`quit` of control daemon {control.pid} does not end though no client works"
-            found.append(_Suspect(0, last + policy.hang_quit, what, "timeouts.control_daemon_quit", None, said=True))
+            found.append(_Suspect(0, last + policy.hang_control, what, "timeouts.control_daemon", None, said=True))
     elif control is not None and control.pid in memory.stopped:
         since = memory.stopped[control.pid]
         since = since if view.state.lane.silent_since is None else min(since, view.state.lane.silent_since)
@@ -199,7 +201,7 @@ def _suspects(view: View, memory: Memory) -> list[_Suspect]:
         patience = max(policy.hang_control, HANDOVER) if state.held.handing else policy.hang_control
         if any(server.mended is not None for server in state.servers.values()):
             # After a fault it makes its context anew, as one that starts: 14 s on an H200 (disorder-apart-434.txt).
-            patience = max(patience, policy.hang_server_ready)
+            patience = max(patience, policy.hang_server)
         killed = None if holder is None else holder.pid
         found.append(_Suspect(0, view.state.lane.silent_since + patience, what, "timeouts.control_daemon", killed))
     return found
@@ -214,7 +216,7 @@ def _gate_stands(view: View) -> bool:
 def _makes_way_by(view: View, server: Server, asked: float) -> float | None:
     """Until when a server may refuse to shut down; None: for as long as it wants. Processes that are at work there
     never passed the gate, or they would have the turn: they get as long as one."""
-    due = asked + view.policy.hang_exit
+    due = asked + min(EXIT, view.policy.hang_server)
     if not server.attached or server.uid is None:
         return due
     times = Turn(server.uid, asked, contested=asked).deadlines(view.rules(server.uid))

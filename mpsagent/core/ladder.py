@@ -30,6 +30,8 @@ from mpsagent.core.view import Ending, View
 
 GIVE_UP = 30.0
 """Seconds after SIGKILL until a process that still exists is reported as unkillable (stuck in the driver)."""
+TERMINATE = 5.0
+"""Seconds in which MPS has to answer `terminate_client`. It answers after 8 ms, and never for a stopped client."""
 SETTLE = 10.0
 """Seconds from MPS's answer to ``terminate_client`` in which the client's work leaves the GPU. On busy H100s, where one
 launch of a graph took 1.3 s, the neighbours were lost in 2 of 3 ends with 1 s. With 10 s they were lost in 3 of 33 ends
@@ -116,7 +118,7 @@ def take(view: View, memory: Memory, request: EndClient, now: float) -> Memory:
         rung=Rung.HOOK if program else rung,
         at=now,
         kill_grace=rules.kill_grace,
-        deadline=policy.hang_terminate,
+        deadline=TERMINATE,
         hook=program,
         hook_deadline=policy.hook_deadline,
     )

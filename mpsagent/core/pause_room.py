@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from mpsagent.core.inputs import Peer
-from mpsagent.core.ladder import SETTLE
+from mpsagent.core.ladder import SETTLE, TERMINATE
 from mpsagent.core.model import CLIENTS_PER_SERVER, State
 from mpsagent.core.view import Turn, View
 from mpsagent.mps.limits import Device, Limits, Total
@@ -109,7 +109,7 @@ def leaving(view: View, uid: int) -> float:
     policy, rules = view.policy, view.rules(uid)
     hook = policy.hook_deadline if rules.before_end_hook else 0.0
     settle = SETTLE if view.suspended else 0.0  # their work on the server is protected; else all of its clients leave
-    return hook + policy.hang_terminate + settle + rules.kill_grace
+    return hook + TERMINATE + settle + rules.kill_grace
 
 
 def unlimited(view: View, uid: int) -> bool:

@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mpsagent.core import actions as act
+from mpsagent.core.hangs import PROMISE
 from mpsagent.core.rule import Decision
 from mpsagent.core.view import View
 
-RULE = "timeouts.client_terminate"
+KILL_AFTER = 5.0
+"""Seconds."""
 RESUME_EVERY = 1.0
 
 
@@ -39,7 +41,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     enforce = view.policy.enforce
     for held in handing:
         since, resumed = memory.stopped.get(held.connection, (now, float("-inf")))
-        due = since + view.policy.hang_terminate
+        due = since + KILL_AFTER
         what = f"process {held.peer.pid} of user {held.uid} is stopped in the middle of its hand-over"
         number = None
         if held.connection in killed:
@@ -52,7 +54,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
             todo.append(
                 act.SignalHeld(
                     connection=held.connection, pid=held.peer.pid, start=held.peer.start, uid=held.uid,
-                    signal=int(number), reason=f"{what}, which holds up everybody: {number.name}", rule=RULE,
+                    signal=int(number), reason=f"{what}, which holds up everybody: {number.name}", rule=PROMISE,
                     enforce=enforce,
                 )
             )  # fmt: skip

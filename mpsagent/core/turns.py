@@ -32,6 +32,7 @@ from dataclasses import replace
 
 from mpsagent.core import actions as act
 from mpsagent.core import transitions as tr
+from mpsagent.core.ladder import TERMINATE
 from mpsagent.core.pause import may_freeze
 from mpsagent.core.pause_room import deadlines, ends, leaving, no_room, pausable
 from mpsagent.core.rule import Decision, EndClient
@@ -143,7 +144,7 @@ def _open(m: Moment) -> float | None:
         m.to("open" if m.now < until else "shut", tried=tried)
         if m.now >= until:
             return None
-    latest = m.turn.since + m.view.policy.hang_server_ready
+    latest = m.turn.since + m.view.policy.hang_server
     began = latest if m.turn.began is None else min(latest, m.turn.began)
     if m.now >= began:
         m.to("contested", contested=max(since, began))
@@ -257,7 +258,7 @@ def _pausing(m: Moment) -> float | None:
 
 def _ending(m: Moment) -> float | None:
     """Each client on the ladder, or the daemon quits; over when all have gone and its user is shut out. After
-    ``timeouts.client_terminate`` clients that were not asked yet are signalled, if only clients of the same user are
+    ``TERMINATE`` seconds clients that were not asked yet are signalled, if only clients of the same user are
     there: they all go."""
     view, uid, ending = m.view, m.turn.uid, m.turn.ending or m.now
     if not m.works:
@@ -285,7 +286,7 @@ def _ending(m: Moment) -> float | None:
 def _signalled(m: Moment, end: float) -> float:
     """Return when processes that MPS has not been asked to end are signalled, for a turn that ends at ``end``."""
     policy = m.view.policy
-    return end + policy.hang_terminate + (policy.hook_deadline if m.view.rules(m.turn.uid).before_end_hook else 0.0)
+    return end + TERMINATE + (policy.hook_deadline if m.view.rules(m.turn.uid).before_end_hook else 0.0)
 
 
 def _shut(m: Moment) -> None:

@@ -79,9 +79,9 @@ MODE = kinds.choice(
 )
 
 
-def _timeout(name: str, attribute: str, words: str, default: float | None, absent: str = "") -> Key:
+def _timeout(name: str, attribute: str, words: str, default: float) -> Key:
     """Return a row of [timeouts]."""
-    return Key("timeouts", name, kinds.duration(0.1, DAY), _ALL, words, default, absent, attribute=attribute)
+    return Key("timeouts", name, kinds.duration(0.1, DAY), _ALL, words, default, attribute=attribute)
 
 
 KEYS: tuple[Key, ...] = (
@@ -210,15 +210,13 @@ KEYS: tuple[Key, ...] = (
         attribute="switch_exempt", label="turn.never_preempt",
     ),
     # --- how long each part of MPS may stay silent
-    _timeout("control_daemon", "hang_control", "the control daemon answers a command", 10.0),
-    _timeout("server", "hang_server", "a server answers", 30.0),
+    _timeout("control_daemon", "hang_control", "the control daemon answers a command, and exits after `quit`", 10.0),
     _timeout(
-        "server_start", "hang_server_ready", "a server gets ready, at its start and after a fault", 30.0, "as `server`",
+        "server", "hang_server",
+        "a server becomes ready, at its start and after a fault; it exits after its shutdown, in at most 15 s",
+        30.0,
     ),
     _timeout("fault_recovery", "hang_fault", "after a fault, clients with a sticky error exit by themselves", 15.0),
-    _timeout("server_exit", "hang_exit", "a server exits after its shutdown", 15.0),
-    _timeout("control_daemon_quit", "hang_quit", "`quit` returns", 10.0),
-    _timeout("client_terminate", "hang_terminate", "`terminate_client` succeeds", 5.0),
     Key(
         "timeouts", "sigkill_delay", kinds.duration(0, DAY), _ALL, "a process exits after SIGTERM, before SIGKILL", 5.0,
         attribute="kill_grace", rules="kill_grace",
@@ -407,8 +405,7 @@ OLD_KEYS: dict[str, dict[str, str]] = {
         "exempt": "never_preempt",
     },
     "timeouts": {
-        "control": "control_daemon", "server_ready": "server_start", "fault": "fault_recovery", "exit": "server_exit",
-        "quit": "control_daemon_quit", "terminate": "client_terminate", "kill_grace": "sigkill_delay",
+        "control": "control_daemon", "fault": "fault_recovery", "kill_grace": "sigkill_delay",
     },
     "instance": {
         "apart_users": "max_users", "apart_idle_timeout": "daemon_idle_timeout", "server": "server_scope",
@@ -421,7 +418,20 @@ OLD_KEYS: dict[str, dict[str, str]] = {
 }  # fmt: skip
 """Names from before version 1.0 by section. They are mistakes, and the hint has the new name."""
 _IN_ORDER = "remove it: users wait in the order of arrival, and a higher queue_priority goes first"
+_SERVER = "remove it: `server` is the time for a server's start, and for its exit, which has at most 15 s"
+_QUIT = "remove it: `control_daemon` is the time for `quit`, too"
+_TERMINATE = "remove it: a client that `terminate_client` has not ended after 5 s is sent SIGTERM"
 REMOVED_KEYS: dict[str, dict[str, str]] = {
+    "timeouts": {
+        "server_ready": _SERVER,
+        "server_start": _SERVER,
+        "exit": _SERVER,
+        "server_exit": _SERVER,
+        "quit": _QUIT,
+        "control_daemon_quit": _QUIT,
+        "terminate": _TERMINATE,
+        "client_terminate": _TERMINATE,
+    },
     "instance": {"queue": _IN_ORDER, "queue_order": _IN_ORDER},
 }
 """Keys from before version 1.0 that no other key replaces, by section. They are mistakes, and the hint has what holds

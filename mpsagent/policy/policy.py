@@ -240,11 +240,7 @@ class Policy:
 
     hang_control: float = default("timeouts", "control_daemon")
     hang_server: float = default("timeouts", "server")
-    hang_server_ready: float = default("timeouts", "server_start")
     hang_fault: float = default("timeouts", "fault_recovery")
-    hang_exit: float = default("timeouts", "server_exit")
-    hang_quit: float = default("timeouts", "control_daemon_quit")
-    hang_terminate: float = default("timeouts", "client_terminate")
     kill_grace: float = default("timeouts", "sigkill_delay")
 
     before_end: str | None = default("hooks", "pre_terminate")
@@ -408,8 +404,6 @@ def build(
     for key in KEYS:
         if key.scope is Scope.AGENT and key.path in settings:
             given[key.field] = settings[key.path].value
-    if "hang_server" in given:  # one deadline for a server that is silent, unless its start has its own
-        given.setdefault("hang_server_ready", given["hang_server"])
     for _, name in [path for path in named if path[0] == "instance"][:1]:
         given |= {"instance": name, **of_instance(settings, name)}
     given["enforce"] = enforced(settings)

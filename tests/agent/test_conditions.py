@@ -54,7 +54,7 @@ def test_who_has_waited_for_a_whole_turn_does_not_wait_too_long_when_it_is_over(
 
 @pytest.mark.parametrize("turn", [Turn(USER, 100.0), None], ids=["in its turn", "behind a turn that is over"])
 def test_who_waits_while_a_server_starts_does_not_wait_too_long(turn: Turn | None) -> None:
-    """Seen: 5 s after it had come, though a server may take `timeouts.server_start` (30 s) for its start."""
+    """Seen: 5 s after it had come, though a server may take `timeouts.server` (30 s) for its start."""
     core = Core(State(turns()))
     for one in (Held(1, Peer(10, USER, USER, 1), 100.0, handing=100.0), Held(2, Peer(11, OTHER, OTHER, 1), 101.0)):
         core.state = replace(core.state, held=core.state.held.put(one))
@@ -63,7 +63,7 @@ def test_who_waits_while_a_server_starts_does_not_wait_too_long(turn: Turn | Non
     core.state = replace(core.state.changed(control=control), identities=names)
     core.memories = replace(core.memories, turns=replace(core.memories.turns, turn=turn))
     conditions, policy = Conditions(), core.state.policy
-    most = policy.hang_server_ready + policy.hang_control
+    most = policy.hang_server + policy.hang_control
     for now, expected in ((101.0 + WAIT_SLACK + 1.0, 0), (100.0 + most, 0), (100.0 + most + WAIT_SLACK + 1.0, 1)):
         note_conditions(conditions, core, now)
         assert len([one for one in conditions.all() if "longer than the policy allows" in one.what]) == expected, now
@@ -73,7 +73,7 @@ def test_who_waits_while_a_server_starts_does_not_wait_too_long(turn: Turn | Non
     ("hook", "seconds"), [("", 10.0), ('[hooks]\npre_terminate = "/usr/bin/true"\ntimeout = "60s"\n', 70.0)]
 )
 def test_who_waits_for_a_turn_to_end_waits_too_long_when_it_is_not_over_by_its_time(hook: str, seconds: float) -> None:
-    """`client_terminate` and `sigkill_delay` after its end, and after the policy's hook, which was not counted."""
+    """After its end come 5 s for `terminate_client`, `sigkill_delay` and the policy's hook, which was not counted."""
     stage = Stage(TURNS + hook).up()
     stage.client(ALICE)
     stage.run(1)

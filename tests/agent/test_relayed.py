@@ -15,7 +15,7 @@ from tests.conformance.backends import other_users_python
 
 PROGRAM = Path(__file__).parents[1] / "conformance/user_relay.py"
 LIMITS = '[limits]\nactive_threads = "20%"\nmemory_limit = "8G"\n'
-FAST = '[timeouts]\nclient_terminate = "2s"\nsigkill_delay = "1s"\n'
+FAST = '[timeouts]\nsigkill_delay = "1s"\n'
 TOGETHER = 'sharing = "one-server"\n'
 
 

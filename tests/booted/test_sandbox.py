@@ -364,7 +364,6 @@ time_limit = "0.2s"
 grace = "0.2s"
 [timeouts]
 fault_recovery = "1s"
-client_terminate = "1s"
 sigkill_delay = "0.5s"
 """
 PAUSING = '[instance.default]\nserver_scope = "all"\n[turn]\non_expiry = "pause"\npause_slice = "1s"\n'

@@ -75,10 +75,10 @@ def test_a_server_that_never_makes_way_is_killed_after_its_deadline_and_the_next
     stage.front_end_fails = how == "command fails"
     stage.ends(alice)
     ended = stage.now
-    stage.run(stage.policy.hang_exit + 3 * hangs.NEXT_STEP)
+    stage.run(hangs.EXIT + 3 * hangs.NEXT_STEP)
     assert stage.working(bob)
     (killed,) = stage.times(act.KillServer)
-    assert killed >= ended + (hangs.IDLE_EXIT if how == "no answer" else stage.policy.hang_exit)
+    assert killed >= ended + (hangs.IDLE_EXIT if how == "no answer" else hangs.EXIT)
     assert stage.actions(act.KillControl) == []
 
 
@@ -205,7 +205,7 @@ def test_a_server_that_rebuilds_its_context_after_a_fault_has_the_time_of_one_th
 def test_one_that_is_never_done_with_it_is_killed(shared: bool) -> None:
     stage = Stage(PATIENT, shared=shared).up()
     _, more = rebuilding(stage)
-    stage.run(stage.policy.hang_server_ready + 15)
+    stage.run(stage.policy.hang_server + 15)
     assert len(stage.actions(act.KillServer)) == 1
     assert stage.working(more)
 

@@ -119,7 +119,7 @@ def test_no_signal_before_the_request_is_answered_or_over_its_deadline() -> None
     stage.run(14.9)
     assert steps(stage, began) == [
         (0.0, "terminate")
-    ]  # timeouts.client_terminate and timeouts.control_daemon: an executor that says nothing
+    ]  # 5 s for terminate_client and timeouts.control_daemon: an executor that says nothing
     stage.run(1)
     assert steps(stage, began)[1] == (15.0, "SIGTERM")
     assert stage.working(neighbour)

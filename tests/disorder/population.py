@@ -20,7 +20,7 @@ USERS = 6
 """Users who may use the GPU; one more may not."""
 SLICE = 1.5
 """Seconds of a turn that ends in a pause."""
-AFTER, GRACE, TERMINATE, KILL, FAULT = 3.0, 2.0, 2.0, 2.0, 2.0
+AFTER, GRACE, TERMINATE, KILL, FAULT = 3.0, 2.0, 5.0, 2.0, 2.0
 """Seconds of the policy: a turn, its warning, `terminate_client`, SIGTERM to SIGKILL, sticky clients after a fault."""
 
 KINDS: dict[str, float] = {
@@ -183,7 +183,7 @@ def _policy(users: Sequence[User], server: str, sharing: str, action: str) -> st
     text = (
         f'[turn]\ntime_limit = "{AFTER:g}s"\ngrace = "{GRACE:g}s"\non_expiry = "{action}"\n'
         f'pause_slice = "{SLICE:g}s"\n\n'
-        f'[timeouts]\nfault_recovery = "{FAULT:g}s"\nclient_terminate = "{TERMINATE:g}s"\n'
+        f'[timeouts]\nfault_recovery = "{FAULT:g}s"\n'
         f'sigkill_delay = "{KILL:g}s"\n\n'
         # A user whom no section names gets little.
         '[limits]\nactive_threads = "5%"\nmemory_limit = "600M"\n\n'

@@ -156,7 +156,7 @@ def test_inference_node() -> None:
     assert engineer.limits([H200]) == Limits(100.0, {0: 14 * GIB})
     assert engineer.total([H200]) == Total(None, {0: 28 * GIB})
     assert (made.on_stop, made.hang_fault) == ("leave", 3.0)
-    assert made.hang_server_ready == made.hang_server == 15.0
+    assert made.hang_server == 15.0
 
 
 def test_turns() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from mpsagent.policy.files import LARGEST, LONGEST_LINE, MOST_ERRORS, load
 from mpsagent.policy.keys import REMOVED_KEYS
 from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.syntax import syntax_error
+
+NAMES = Path(__file__).parents[2] / "docs/develop/names.md"
 
 
 def errors(*texts: str) -> list[PolicyError]:
@@ -239,8 +243,6 @@ def test_hostile_sections_are_errors(text: str, key: str, says: str) -> None:
         ("[turn]\nafter = '5m'\n", 'it is called "time_limit" now'),
         ("[user.alice]\nmemory = '5G'\n", 'it is called "memory_limit" now'),
         ("enforce = false\n", 'it is called "mode" now'),
-        ("[instance.a]\nqueue_order = 'fifo'\n", REMOVED_KEYS["instance"]["queue_order"]),
-        ("[instance.a]\nqueue = 'fair'\n", REMOVED_KEYS["instance"]["queue"]),
         ("[instance.a]\nsharing = 'apart'\n", 'it is called "per-user" now'),
         ("[instance.a]\nserver_scope = 'shared'\n", 'it is called "all" now'),
     ],
@@ -249,6 +251,17 @@ def test_the_hint_is_what_was_meant(text: str, hint: str) -> None:
     """A mistake that people really make, and the answer that ends it."""
     (found,) = errors(text)
     assert found.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "hint"),
+    [(section, name, hint) for section, keys in REMOVED_KEYS.items() for name, hint in keys.items()],
+)
+def test_a_removed_key_is_a_mistake_that_tells_what_holds_now(section: str, name: str, hint: str) -> None:
+    title = "instance.a" if section == "instance" else section
+    (found,) = errors(f"[{title}]\n{name} = 1\n")
+    assert (found.key, found.problem, found.hint) == (f"{title}.{name}", "this key no longer exists", hint)
+    assert f"`{name}`" in NAMES.read_text() or f".{name}`" in NAMES.read_text()
 
 
 @pytest.mark.parametrize(

@@ -287,7 +287,7 @@ def test_agent_settings() -> None:
         'sharing = "turns"\nserver_scope = "all"\n'
         '[agent]\non_stop = "quit"\nstop_timeout = "1m"\nadmin_group = "wheel"\n'
     )
-    assert (made.hang_control, made.hang_server, made.hang_server_ready) == (3.0, 20.0, 20.0)
+    assert (made.hang_control, made.hang_server) == (3.0, 20.0)
     assert (made.kill_grace, made.rules(BOB).kill_grace, made.hang_fault) == (0.0, 0.0, 15.0)
     assert (made.before_end, made.rules(BOB).before_end_hook, made.hook_deadline) == ("/bin/true", "/bin/true", 1.0)
     assert (made.instance, made.devices, made.compute_mode) == ("gpu0", ("GPU-1",), "exclusive-process")

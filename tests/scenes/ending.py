@@ -11,8 +11,7 @@ from tests.conformance import rig as rigs
 from tests.scenes.stage import A, B, Client, Json, Result, Scene, Stage, median, seconds_of, spread
 
 POLICY = (
-    '[limits]\nactive_threads = "40%"\nmemory_limit = "2G"\n[timeouts]\nclient_terminate = "3s"\n'
-    'sigkill_delay = "1s"\nfault_recovery = "2s"\n'
+    '[limits]\nactive_threads = "40%"\nmemory_limit = "2G"\n[timeouts]\nsigkill_delay = "1s"\nfault_recovery = "2s"\n'
 )
 SERVED = 0.2
 """Seconds between two attempts to be served."""

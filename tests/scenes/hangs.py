@@ -19,8 +19,7 @@ from tests.scenes.stage import A, Agent, B, Client, Json, Result, Scene, Stage, 
 DEADLINE = 3.0
 POLICY = (
     '[limits]\nactive_threads = "40%"\nmemory_limit = "2G"\n'
-    f'[timeouts]\ncontrol_daemon = "{DEADLINE:g}s"\nserver = "{DEADLINE:g}s"\nserver_start = "{DEADLINE:g}s"\n'
-    f'server_exit = "{DEADLINE:g}s"\nclient_terminate = "2s"\nsigkill_delay = "1s"\n'
+    f'[timeouts]\ncontrol_daemon = "{DEADLINE:g}s"\nserver = "{DEADLINE:g}s"\nsigkill_delay = "1s"\n'
 )
 BOUND = DEADLINE + 5.0
 SITUATIONS = ("idle", "busy", "waiting")  # with a client waiting

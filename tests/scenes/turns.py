@@ -95,7 +95,7 @@ def whole(stage: Stage, count: int) -> Result:
     """B's program has four processes that wait for each other, and A sends clients for ever. All four are let in within
     one turn: a program whose processes cannot all be served would wait for ever."""
     stage.with_agent(
-        f'{LIMITS}[turn]\ntime_limit = "4s"\ngrace = "4s"\n[timeouts]\nclient_terminate = "1s"\nsigkill_delay = "1s"\n'
+        f'{LIMITS}[turn]\ntime_limit = "4s"\ngrace = "4s"\n[timeouts]\nsigkill_delay = "1s"\n'
         f'[user.{B}]\nturn.time_limit = "1m"\n'  # on a busy machine four processes take their time to come
     )
     complete = 0

@@ -49,7 +49,7 @@ BEYOND, ENDED_BEYOND = 8.0, 40.0
 PROMPT = 6.0
 """Seconds after a slow name service has become quick in which users may still be shown by number."""
 ANSWERS = 4.5
-"""Seconds that MPS had at least to end a client before it is signalled all the same: `client_terminate` is 5 s."""
+"""Seconds that MPS had at least to end a client before it is signalled all the same: `ladder.TERMINATE` is 5 s."""
 LAST = 1.0
 """Seconds before a turn's end in which no client of its user is admitted."""
 RANKS = 20.0

@@ -102,7 +102,7 @@ class Day(Plan):
     def text(self, more: str) -> str:
         text = f"{more}\n[instance.default]\n{WAYS[self.way]}"
         text += f'[limits]\nactive_threads = "10%"\nmemory_limit = "1G"\n{self.general}\n'
-        text += '[timeouts]\ncontrol_daemon = "10s"\nserver_start = "20s"\nsigkill_delay = "2s"\n'
+        text += '[timeouts]\ncontrol_daemon = "10s"\nserver = "20s"\nsigkill_delay = "2s"\n'
         for uid, (threads, memory) in self.limits.items():
             who = f"u{uid}" if self.by_name else uid
             text += f'[user.{who}]\nactive_threads = "{threads:g}%"\nmemory_limit = "{memory >> 10}G"\n'

@@ -121,7 +121,7 @@ class Plan:
     @property
     def policy(self) -> str:
         text = f'[instance.default]\n{WAYS[self.way]}[limits]\nactive_threads = "10%"\nmemory_limit = "1G"\n'
-        text += '[timeouts]\ncontrol_daemon = "10s"\nserver_start = "20s"\nsigkill_delay = "2s"\n'
+        text += '[timeouts]\ncontrol_daemon = "10s"\nserver = "20s"\nsigkill_delay = "2s"\n'
         for uid, (threads, memory) in self.limits.items():
             text += f'[user.{uid}]\nactive_threads = "{threads:g}%"\nmemory_limit = "{memory >> 10}G"\n'
         return text
