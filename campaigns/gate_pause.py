@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from campaigns.gate_place import Here, Out
-from mpsagent.system.processes import stopped
+from mpsagent.linux.processes import stopped
 from tests.scenes.stage import REPOSITORY, A, Agent, B, Stage
 
 UIDS = (A, B)

@@ -69,8 +69,8 @@ from campaigns.followed import Followed
 from campaigns.gate_place import TOLERANCE, cell, first
 from campaigns.modes_place import serves
 from mpsagent.core.turns import TAKE_UP
+from mpsagent.linux.processes import stopped
 from mpsagent.mps.units import multiprocessors_for_percent
-from mpsagent.system.processes import stopped
 from tests.agent.forgery import Forger
 from tests.conformance import rig as rigs
 from tests.policies import SCOPES

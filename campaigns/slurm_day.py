@@ -39,8 +39,8 @@ from campaigns.gate_place import Out
 from campaigns.gate_use import Watch as Meter
 from campaigns.gate_use import real, simulated
 from campaigns.slurm_watch import Span, Watch, divided
+from mpsagent.linux.processes import stopped
 from mpsagent.mps.units import multiprocessors_for_percent
-from mpsagent.system.processes import stopped
 from tests.conformance import rig as rigs
 from tests.conformance.backends import REPOSITORY, other_users_python
 from tests.scenes.stage import USERS, Agent, Client, Machine, Stage, StageError, seconds_of

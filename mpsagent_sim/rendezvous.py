@@ -89,7 +89,7 @@ def receive(connection: _socket.socket, size: int = 64) -> Message:
 
 
 def came_along(ancillary: list[tuple[int, int, bytes]], wanted: int) -> list[int]:
-    """The numbers beside a message. As mpsagent.wire.descriptors, whose imports a client has no time for."""
+    """The numbers beside a message. As mpsagent.linux.descriptors, whose imports a client has no time for."""
     found = [one for level, kind, one in ancillary if (level, kind) == (_socket.SOL_SOCKET, wanted)]
     return [int.from_bytes(one[at : at + 4], "little") for one in found for at in range(0, len(one) - 3, 4)]
 

@@ -12,9 +12,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "develop" / "modules.md"
 BEGIN, END = "<!-- modules: written by make modules -->", "<!-- end of modules -->"
+ROOMS = "cli api agent snapshot system gate core policy wire mps linux"
 LAYERS = (
     *(f"mpsagent_{beside}" for beside in ("kubernetes", "tools", "bench", "sim")),
-    *(f"mpsagent/{layer}" for layer in ("cli", "api", "agent", "system", "gate", "core", "policy", "wire", "mps")),
+    *(f"mpsagent/{room}" for room in ROOMS.split()),
 )
 
 

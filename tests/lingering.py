@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.gate.sent_descriptors import can_refuse
+from mpsagent.linux.sent_descriptors import can_refuse
 
 SECONDS = 30
 _SCRIPT = r"""

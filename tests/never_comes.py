@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from mpsagent.gate.identity import fields
+from mpsagent.linux.proc import fields
 from tests.waiting import until
 
 USER = 20001

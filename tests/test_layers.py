@@ -37,23 +37,21 @@ def _layer(prefix: str, ours: str, others: frozenset[str] | None) -> Layer:
 
 # From the lowest up. The most specific prefix counts. A module may always import its own package, but in no circle.
 LAYERS = (
+    _layer("mpsagent.linux", "", None),
     _layer("mpsagent.mps", "", PURE_STDLIB),
     _layer("mpsagent.wire", "mps", PURE_STDLIB),
     _layer("mpsagent.policy", "mps", PURE_STDLIB | {"tomli"}),
     _layer("mpsagent.core", "mps wire policy", PURE_STDLIB | {"signal"}),
-    _layer("mpsagent.gate", "mps wire system.whole_file", None),
-    _layer("mpsagent.gate.handshake", "mps wire gate", PURE_STDLIB),
-    _layer("mpsagent.gate.handover", "mps wire gate", PURE_STDLIB),
+    _layer("mpsagent.gate", "linux mps wire", None),
+    _layer("mpsagent.gate.handshake", "linux mps wire gate", PURE_STDLIB),
+    _layer("mpsagent.gate.handover", "linux mps wire gate", PURE_STDLIB),
     _layer("mpsagent.gate.queue", "mps wire gate", PURE_STDLIB),
     _layer("mpsagent.gate.limits", "mps wire gate", PURE_STDLIB),
-    _layer("mpsagent.system", "mps wire policy gate.question gate.channel gate.identity", None),
-    _layer("mpsagent.agent", "mps wire policy core gate.sent_descriptors system", None),
-    _layer(
-        "mpsagent.api",
-        "mps wire policy core gate.sent_descriptors system agent.condition agent.lease_body agent.page agent.problem",
-        None,
-    ),
-    _layer("mpsagent.cli", "mps wire policy core system api", None),
+    _layer("mpsagent.snapshot", "mps wire policy core", None),
+    _layer("mpsagent.system", "linux mps wire policy", None),
+    _layer("mpsagent.agent", "linux mps wire policy core snapshot system", None),
+    _layer("mpsagent.api", "linux mps wire policy core snapshot system", None),
+    _layer("mpsagent.cli", "linux mps wire policy core system api", None),
     # Packages beside mpsagent: none of them knows another one.
     _layer("mpsagent_bench", "system cli", None),
     _layer("mpsagent_bench.plan", "mpsagent_bench", PURE_STDLIB),
@@ -66,11 +64,9 @@ LAYERS = (
 # What a user's shell starts again and again: neither these nor anything that they import at their top may be heavy.
 LIGHT = ("mpsagent.cli.main", "mpsagent.cli.pages", "mpsagent.cli.client")
 HEAVY = frozenset("aiohttp asyncinotify psutil pydantic pynvml pystemd structlog tomli asyncio".split())
-# The command line may fetch the agent's insides on no account, not even in a function.
-OFFLINE = ("mpsagent.cli.main", "mpsagent.cli.verbs", "mpsagent.cli.client", "mpsagent_tools")
 
 # A page is pickled by root for the api, which takes our own values from root alone; the agent unpickles nothing.
-PAGES = ("mpsagent.agent.page", "mpsagent.api.received")
+PAGES = ("mpsagent.snapshot.page", "mpsagent.api.received")
 
 # Programs whose output is their answer: the command line, the simulator, and helpers of the units.
 PRINTS = (
@@ -136,8 +132,6 @@ def wrong_imports(module: str, found: list[tuple[int, str]]) -> list[str]:
         return [] if module == "mpsagent" else [f"{module}: is in no layer; add it to the table"]
     own_package = ".".join(module.split(".")[: 2 if within(module, "mpsagent") else 1])
     allowed = layer.ours | ({own_package} if layer.prefix == own_package else set())
-    if module.startswith(OFFLINE):
-        allowed -= {"mpsagent.agent"}
     problems = []
     for line, name in found:
         if name.startswith("mpsagent"):
@@ -269,6 +263,9 @@ BAD_MODULES = {
     "the system looks up": ("system/bad.py", "import mpsagent.agent.host\n", "above or beside"),
     "the gate decides": ("gate/bad.py", "from mpsagent.core.engine import Core\n", "above or beside"),
     "the handshake does I/O": ("gate/handshake.py", "import socket\n", "not pure"),
+    "linux takes from a room": ("linux/bad.py", "from mpsagent.mps import units\n", "above or beside"),
+    "the gate takes from the agent's helpers": ("gate/bad.py", "from mpsagent.system import nvml\n", "above or beside"),
+    "the api takes from the agent": ("api/bad.py", "from mpsagent.agent import settings\n", "above or beside"),
     "the command line takes from the agent": (
         "cli/main.py",
         "from mpsagent.agent.host import Agent\n",
@@ -327,7 +324,7 @@ def test_what_the_layers_allow_is_not_reported(tmp_path: Path) -> None:
         ],
         "cli/main.py": ["import click, socket", "from mpsagent.cli import client", "print('x')"],
         "cli/client.py": ["import socket", "from mpsagent.core.model import State"],
-        "api/calls.py": ["import aiohttp", "from mpsagent.agent.page import Page"],
+        "api/calls.py": ["import aiohttp", "from mpsagent.snapshot.page import Page"],
         "../mpsagent_tools/trial.py": ["from mpsagent.gate import queue", "from mpsagent.cli import ask", "print('x')"],
         "../mpsagent_sim/cli.py": [
             "from mpsagent_sim.server import Server",

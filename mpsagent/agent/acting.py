@@ -7,24 +7,25 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from mpsagent.agent import lease_body, policies, policy_diff, saved
+from mpsagent.agent import policies, policy_diff, saved
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.host import Agent
-from mpsagent.agent.problem import Json, Problem
 from mpsagent.agent.settings import Settings
 from mpsagent.core import inputs as inp
 from mpsagent.core.ladder import TERMINATE
 from mpsagent.core.model import Client, State
 from mpsagent.core.pause_room import has_to_leave
+from mpsagent.linux.processes import lineage
+from mpsagent.linux.threads import in_thread
 from mpsagent.mps.units import iso
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.policy import Policy
 from mpsagent.policy.shares import Lease, Share, matches
+from mpsagent.snapshot import lease_body
+from mpsagent.snapshot.problem import Json, Problem
 from mpsagent.system.names import Names
-from mpsagent.system.processes import lineage
 from mpsagent.system.store import Store
-from mpsagent.system.threads import in_thread
 
 NAMES_WAIT = 5.0
 """Seconds for the name service to identify the users of a policy."""

@@ -19,13 +19,13 @@ from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.conditions import some
 from mpsagent.core.model import State
 from mpsagent.core.outside import Facts, Outsider, Sighting, ended, next_step, outside, reason
+from mpsagent.linux.processes import Process, parent
+from mpsagent.linux.threads import in_thread
 from mpsagent.mps.gpus import ComputeProcess
 from mpsagent.mps.limits import Device
 from mpsagent.system import outsider
 from mpsagent.system.control import SERVER
 from mpsagent.system.names import Names
-from mpsagent.system.processes import Process, parent
-from mpsagent.system.threads import in_thread
 
 EVERY = 60.0
 """Seconds between two looks while a process holds a GPU or waits, whatever is opened."""

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from heapq import merge
 from typing import NamedTuple
 
+from mpsagent.linux.atomic_file import opened
+from mpsagent.linux.processes import parent
 from mpsagent.mps.events import ControlStarted, Line
 from mpsagent.mps.loglines import LogParser
 from mpsagent.mps.skim import Skimmer
 from mpsagent.system.logfiles import START_MARKER, STEP, Position, find_start, find_time, line_near_end
-from mpsagent.system.processes import parent
-from mpsagent.system.whole_file import opened
 
 CONTROL_MOST, SERVER_MOST = 256 << 20, 32 << 20
 """Bytes from the end of each log that are read at most: a log that is not rotated, or a file with a hole, must not hold

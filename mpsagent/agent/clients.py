@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from mpsagent.system.processes import Process
+from mpsagent.linux.processes import Process
 from mpsagent.wire.link import Knock
 
 CPU_STEP = 0.02

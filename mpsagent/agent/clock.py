@@ -8,9 +8,9 @@ monotonic clock, and those of an earlier agent are moved where the wall clock wa
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
-BOOT = "/proc/sys/kernel/random/boot_id"
+from mpsagent.linux.proc import boot_id
+
 STEP = 0.5
 """Seconds; clocks that differ by less are the same."""
 
@@ -40,7 +40,7 @@ class SteadyClock:
 
     def kept(self) -> list[str | float]:
         """Return the values for the next agent's :meth:`carry_on`."""
-        return [Path(BOOT).read_text().strip(), self._offset]
+        return [boot_id(), self._offset]
 
     def same_boot(self, kept: object) -> bool:
         """Return whether the agent that kept this ran since the machine was started last."""

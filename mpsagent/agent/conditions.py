@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mpsagent.agent.condition import Condition
 from mpsagent.core import pause_room, quitting
 from mpsagent.core.engine import Core
 from mpsagent.core.model import Key, Status
 from mpsagent.core.view import View
 from mpsagent.mps.units import duration_text
+from mpsagent.snapshot.condition import Condition
 
 
 class Conditions:

@@ -14,6 +14,8 @@ from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core.ladder import SETTLE
 from mpsagent.core.model import State
+from mpsagent.linux.proc import ids
+from mpsagent.linux.processes import TICKS, Process, parent
 from mpsagent.mps import commands
 from mpsagent.policy.policy import Policy
 from mpsagent.system import directories
@@ -23,7 +25,6 @@ from mpsagent.system.frontend import FrontEnd, Reply, Status
 from mpsagent.system.gate_link import GateLink
 from mpsagent.system.gpu_files import GpuFiles
 from mpsagent.system.hooks import run_hook
-from mpsagent.system.processes import TICKS, Process, ids, parent
 from mpsagent.system.terminal import Terminals
 from mpsagent.wire import codec, link
 

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from mpsagent.agent.recorder import Recorder
 from mpsagent.agent.settings import Settings
+from mpsagent.linux.processes import Process, parent
 from mpsagent.system import directories
 from mpsagent.system.gate_units import GateUnits
-from mpsagent.system.processes import Process, parent
 from mpsagent.system.user_environment import write_user_environment
 
 PROGRAM = "mpsagent.gate.main"

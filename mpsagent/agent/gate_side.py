@@ -15,7 +15,8 @@ from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core
 from mpsagent.core.model import Key
 from mpsagent.core.transitions import ClientHeld, ClientWaiting
-from mpsagent.system.processes import Process, command, lineage
+from mpsagent.linux.proc import command
+from mpsagent.linux.processes import Process, lineage
 from mpsagent.system.store import Part, Store
 from mpsagent.wire import link
 

@@ -13,12 +13,12 @@ from typing import Any, Generic, TypeVar
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.settings import Settings
 from mpsagent.core.inputs import Worked
+from mpsagent.linux import atomic_file
+from mpsagent.linux.threads import in_thread
 from mpsagent.mps.gpus import ComputeProcess, Gpu
 from mpsagent.mps.limits import Device
 from mpsagent.system import devices as gpus
-from mpsagent.system import whole_file
 from mpsagent.system.nvml import Nvml
-from mpsagent.system.threads import in_thread
 
 CACHE = "devices.json"
 UNKNOWN = tuple(Device(ordinal, "", "unknown GPU", 4 << 30, 256) for ordinal in range(8))
@@ -171,7 +171,7 @@ def remember(settings: Settings, visible: Sequence[str], found: Sequence[Device]
         known = dict(json.loads(path.read_bytes())["by visible"])
     known[",".join(visible)] = [asdict(device) for device in found]
     with suppress(OSError):
-        whole_file.write(path, json.dumps({"by visible": known}))
+        atomic_file.write(path, json.dumps({"by visible": known}))
 
 
 async def exclusive(settings: Settings, machine: Gpus) -> frozenset[str]:
@@ -197,4 +197,4 @@ def remember_exclusive(settings: Settings, found: frozenset[str]) -> None:
     """Keep them for the next agent."""
     if settings.state_directory is not None:
         with suppress(OSError):
-            whole_file.write(Path(settings.state_directory, MODES), json.dumps(sorted(found)))
+            atomic_file.write(Path(settings.state_directory, MODES), json.dumps(sorted(found)))

@@ -43,6 +43,7 @@ from mpsagent.core.transitions import (
     UserResumed,
     transition_fields,
 )
+from mpsagent.linux.lock import AlreadyLocked
 from mpsagent.mps.limits import Device
 from mpsagent.policy import apart
 from mpsagent.policy.policy import Policy
@@ -50,7 +51,6 @@ from mpsagent.system import directories
 from mpsagent.system.freezer import Freezer
 from mpsagent.system.gate_link import GateLink
 from mpsagent.system.gpu_files import GpuFiles
-from mpsagent.system.lock import AlreadyLocked
 from mpsagent.system.names import Names
 from mpsagent.system.store import Part, Store
 from mpsagent.system.terminal import Terminals

@@ -22,11 +22,12 @@ from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core
 from mpsagent.core.model import Key, State
+from mpsagent.linux import lock
 from mpsagent.mps.events import Line
 from mpsagent.mps.loglines import LogParser
 from mpsagent.policy import apart
 from mpsagent.policy.policy import Policy
-from mpsagent.system import control_search, directories, lock
+from mpsagent.system import control_search, directories
 from mpsagent.system.control import ControlSupervisor, ProblemKind, Running
 from mpsagent.system.freezer import Freezer
 from mpsagent.system.frontend import FrontEnd

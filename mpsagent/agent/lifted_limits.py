@@ -18,8 +18,8 @@ from mpsagent.core import caps
 from mpsagent.core import inputs as inp
 from mpsagent.core.model import State
 from mpsagent.core.view import View
+from mpsagent.linux.threads import in_thread
 from mpsagent.system import outsider
-from mpsagent.system.threads import in_thread
 
 DEADLINE = 5.0
 """Seconds for a process to show its environment; one that hangs in the kernel may show nothing for ever."""

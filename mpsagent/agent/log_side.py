@@ -12,11 +12,11 @@ from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.conditions import Conditions
 from mpsagent.agent.recorder import FORGET
 from mpsagent.core.model import State
+from mpsagent.linux.proc import start_time
+from mpsagent.linux.threads import in_thread
 from mpsagent.mps.events import Line
 from mpsagent.mps.loglines import LogParser
 from mpsagent.system.logfiles import Chunk, LogFollower, Position, at_position
-from mpsagent.system.processes import start_time
-from mpsagent.system.threads import in_thread
 
 KEPT_PARSERS = 4
 DISK_EVERY = 10.0

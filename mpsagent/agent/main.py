@@ -25,16 +25,16 @@ from mpsagent.agent.node import Node
 from mpsagent.agent.orders import Orders
 from mpsagent.agent.settings import Settings
 from mpsagent.agent.status_line import one_line
-from mpsagent.gate import sent_descriptors
+from mpsagent.linux import sent_descriptors
+from mpsagent.linux.listen import bind, bind_administrators, bind_orders, sockets
+from mpsagent.linux.lock import AlreadyLocked, take
+from mpsagent.linux.notify import Notifier
 from mpsagent.policy.policy import Policy
 from mpsagent.system.control import ControlSupervisor
 from mpsagent.system.control_child import ControlChild
 from mpsagent.system.directories import Directories, DirectoryRefused
 from mpsagent.system.journal import configure_log
-from mpsagent.system.listen import bind, bind_administrators, bind_orders, inherited
-from mpsagent.system.lock import AlreadyLocked, take
 from mpsagent.system.names import Names
-from mpsagent.system.notify import Notifier
 from mpsagent.system.store import Store
 
 OPENING = 10.0
@@ -100,7 +100,7 @@ async def _serve(settings: Settings, files: int) -> int:
     sent_descriptors.watch_over()
     try:
         held = _lock(settings)
-        given = inherited()
+        given = sockets()
         public = next((one for one in given if one.type == socket.SOCK_STREAM), None)
         if public is None and settings.supervise == "child":
             public = await _bound(Path(settings.socket))

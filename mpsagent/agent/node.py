@@ -16,14 +16,12 @@ from mpsagent.agent import gpus, policies, saved
 from mpsagent.agent.acting import Acting
 from mpsagent.agent.api_side import ApiSide
 from mpsagent.agent.clock import SteadyClock, until_next
-from mpsagent.agent.condition import Condition
 from mpsagent.agent.conditions import Conditions
 from mpsagent.agent.executor import mps_environment
 from mpsagent.agent.gate_keeper import GateKeeper
 from mpsagent.agent.host import Agent
 from mpsagent.agent.journaling import Telling, log
 from mpsagent.agent.lane import MakeSupervisor
-from mpsagent.agent.page import Instance, Page
 from mpsagent.agent.people import People
 from mpsagent.agent.placing import Placing
 from mpsagent.agent.recorder import Recorder
@@ -32,6 +30,8 @@ from mpsagent.agent.showing import Showing
 from mpsagent.core.model import Key
 from mpsagent.core.view import View
 from mpsagent.core.waiting import waiting
+from mpsagent.linux.listen import administrators_path, orders_path
+from mpsagent.linux.threads import in_thread
 from mpsagent.mps.gpus import GpusSeen
 from mpsagent.mps.limits import Device
 from mpsagent.policy.instances import (
@@ -44,14 +44,14 @@ from mpsagent.policy.instances import (
 )
 from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.policy import Policy
+from mpsagent.snapshot.condition import Condition
+from mpsagent.snapshot.page import Instance, Page
 from mpsagent.system import container_device
 from mpsagent.system.control_search import foreign
 from mpsagent.system.device_watch import BLIND, DeviceWatch
 from mpsagent.system.directories import Directories, refusal, unusable
-from mpsagent.system.listen import administrators_path, orders_path
 from mpsagent.system.names import Names
 from mpsagent.system.store import Part, Store
-from mpsagent.system.threads import in_thread
 from mpsagent.wire.codec import MOST_INSTANCES
 
 LOOK = 1.0

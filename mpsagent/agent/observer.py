@@ -15,9 +15,9 @@ from mpsagent.agent.lifted_limits import Lifted
 from mpsagent.agent.recorder import Recorder
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core
+from mpsagent.linux.processes import stopped
 from mpsagent.mps.gpus import ComputeProcess
 from mpsagent.system import devices as gpus
-from mpsagent.system.processes import stopped
 
 CPU_EVERY = 5.0
 """Seconds between two readings of the CPU time of clients."""

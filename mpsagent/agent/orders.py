@@ -10,19 +10,19 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
 
-from mpsagent.agent import lease_body
 from mpsagent.agent.acting import Acting, Those, no_client
-from mpsagent.agent.problem import Json, Problem
-from mpsagent.gate.sent_descriptors import accept_descriptors, let_go, look_when_readable, no_room
+from mpsagent.linux.descriptors import SO_PASSCRED
+from mpsagent.linux.peers import peer
+from mpsagent.linux.sent_descriptors import accept_descriptors, let_go, look_when_readable, no_room
 from mpsagent.mps.units import parse_duration
 from mpsagent.policy import parse
-from mpsagent.wire.descriptors import SO_PASSCRED
+from mpsagent.snapshot import lease_body
+from mpsagent.snapshot.problem import Json, Problem
 
 LONGEST, LONGEST_ANSWER = 16 << 10, 128 << 10
 """Bytes of a message; of an answer, which has to fit into the socket's buffer."""
@@ -103,14 +103,14 @@ class Orders:
                 break
             try:
                 taken, _ = sock.accept()
-                pid, uid, _ = struct.unpack("iII", taken.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+                who = peer(taken)
             except OSError:  # there is no other one, or no descriptor for it
                 break
             taken.setblocking(False)
-            if not places.take(uid):
-                self._answer(taken, Problem(429, "too many orders at a time", f"uid {uid}", "one after the other"))
+            if not places.take(who.uid):
+                self._answer(taken, Problem(429, "too many orders at a time", f"uid {who.uid}", "one after the other"))
                 continue
-            task = loop.create_task(self._serve(taken, pid, uid, places))
+            task = loop.create_task(self._serve(taken, who.pid, who.uid, places))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         loop.call_later(PAUSE, lambda: sock in self._listening and loop.add_reader(sock, self._accept, sock, places))

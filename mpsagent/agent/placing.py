@@ -14,11 +14,11 @@ from mpsagent.core import inputs as inp
 from mpsagent.core import placement
 from mpsagent.core.model import Key
 from mpsagent.core.placement import Place
+from mpsagent.linux.processes import Process as Pidfd
+from mpsagent.linux.processes import open_files
 from mpsagent.policy import apart
 from mpsagent.policy.identity import Identity
 from mpsagent.system.gate_link import GateLink
-from mpsagent.system.processes import Process as Pidfd
-from mpsagent.system.processes import open_files
 from mpsagent.wire import link
 
 GONE = "its process has worked at instance {}, which the policy does not have any more: start the program again"

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpsagent.agent.settings import Settings
+from mpsagent.linux import atomic_file
+from mpsagent.linux.threads import in_thread
 from mpsagent.policy.files import load
 from mpsagent.policy.origins import Origin, PolicyError, Setting
 from mpsagent.policy.policy import Policy
-from mpsagent.system import whole_file
 from mpsagent.system.policy_files import Texts, read_policy
-from mpsagent.system.threads import in_thread
 from mpsagent.system.unit_places import Places, places
 from mpsagent.system.unsupported import unsupported
 
@@ -105,7 +105,7 @@ async def closed(settings: Settings) -> Policy:
 def _remember(directory: str, texts: Texts) -> None:
     """Readable by root alone, as the directory is."""
     with suppress(OSError):
-        whole_file.write(Path(directory, LAST), json.dumps(texts))
+        atomic_file.write(Path(directory, LAST), json.dumps(texts))
 
 
 def keep_fixed(old: Policy, new: Policy) -> tuple[Policy, str | None]:

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 import mpsagent
-from mpsagent.agent.page import HAS, LENGTH, LOOK, SAID, SHOWS, Frame, Page, Record, as_bytes
 from mpsagent.core.transitions import Transition
+from mpsagent.snapshot.page import HAS, LENGTH, LOOK, SAID, SHOWS, Frame, Page, Record, as_bytes
 
 EVERY = 0.1
 """Seconds between two pages at least, so that a reader's is hardly older."""

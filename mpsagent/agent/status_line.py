@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpsagent.agent.condition import Condition, problems
 from mpsagent.agent.host import Agent
 from mpsagent.core.sentences import Names
+from mpsagent.snapshot.condition import Condition, problems
 
 
 def one_line(agents: Sequence[Agent], conditions: Sequence[Condition], names: Names) -> str:

@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from mpsagent.agent.problem import Json, Problem
 from mpsagent.api import http, metrics, shapes
 from mpsagent.api.connections import Bounds, Handler, Peers, uid_of
 from mpsagent.api.database import Query
 from mpsagent.api.http import json_answer, line, problem_answer
 from mpsagent.api.instances import CursorGone, Everything
 from mpsagent.api.query import asked
-from mpsagent.gate.sent_descriptors import accept_descriptors
+from mpsagent.linux.sent_descriptors import accept_descriptors
 from mpsagent.mps.units import iso
+from mpsagent.snapshot.problem import Json, Problem
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _silent = logging.getLogger("mpsagent.http")

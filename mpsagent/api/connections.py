@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import struct
 from collections import Counter
 from dataclasses import dataclass
 from http import HTTPStatus
 
 from aiohttp import hdrs, web
 
-from mpsagent.agent.problem import Problem
 from mpsagent.api.http import PROBLEM, line
+from mpsagent.linux.peers import peer
+from mpsagent.snapshot.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ def uid_of(transport: asyncio.BaseTransport | None) -> int:
     sock = None if transport is None else transport.get_extra_info("socket")
     if sock is None:
         raise ConnectionResetError("the peer has gone")
-    return int(struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1])
+    return peer(sock).uid
 
 
 class Peers:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from mpsagent.agent.page import Instance
 from mpsagent.api import views
 from mpsagent.api.views import Json
 from mpsagent.core.inputs import Peer
@@ -12,6 +11,7 @@ from mpsagent.policy import values
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.keys import ATTRIBUTES_OF_CGROUPS
 from mpsagent.policy.sharing import words
+from mpsagent.snapshot.page import Instance
 
 
 def explained(one: Instance, who: Identity, cgroup: str | None, names: Names, now: float) -> Json:

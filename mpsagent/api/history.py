@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from mpsagent.api import database
 from mpsagent.api.database import NAME, Database, Record, Row, Unusable, session_row
 from mpsagent.core.sessions import Key, Sessions
-from mpsagent.system.threads import in_thread
+from mpsagent.linux.threads import in_thread
 
 T = TypeVar("T")
 Written = tuple[Row, Sequence[tuple[Any, ...]]]

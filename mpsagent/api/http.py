@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import hdrs, web
 
-from mpsagent.agent.problem import Problem
+from mpsagent.snapshot.problem import Problem
 
 PROBLEM = "application/problem+json"
 

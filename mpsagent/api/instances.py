@@ -8,10 +8,6 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, TypeVar
 
-from mpsagent.agent import lease_body
-from mpsagent.agent.condition import Condition, problems
-from mpsagent.agent.page import Instance, Page
-from mpsagent.agent.problem import Json, Problem
 from mpsagent.api import database, views
 from mpsagent.api.database import Query
 from mpsagent.api.explaining import explained
@@ -20,6 +16,10 @@ from mpsagent.api.sums import SUMS, USED, add
 from mpsagent.core import placement
 from mpsagent.core.sentences import Names, sentence
 from mpsagent.policy.identity import Identity
+from mpsagent.snapshot import lease_body
+from mpsagent.snapshot.condition import Condition, problems
+from mpsagent.snapshot.page import Instance, Page
+from mpsagent.snapshot.problem import Json, Problem
 
 T = TypeVar("T")
 PAGE_AGE = 0.1

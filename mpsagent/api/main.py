@@ -21,12 +21,12 @@ from mpsagent.api.history import History
 from mpsagent.api.instances import Everything
 from mpsagent.api.metrics import Metrics
 from mpsagent.api.received import OtherVersion, Received
-from mpsagent.gate import sent_descriptors
+from mpsagent.linux import sent_descriptors
+from mpsagent.linux.listen import sockets
+from mpsagent.linux.lock import AlreadyLocked, take
+from mpsagent.linux.notify import Notifier
 from mpsagent.system.journal import configure_log
-from mpsagent.system.listen import inherited
-from mpsagent.system.lock import AlreadyLocked, take
 from mpsagent.system.names import Names
-from mpsagent.system.notify import Notifier
 
 log = structlog.get_logger("mpsagent")
 LOCK_WAIT = 10.0
@@ -46,7 +46,7 @@ def main() -> None:
     sent_descriptors.watch_over(0)  # while it may: a process that has changed its user may not open what that needs
     if asked.user is not None and os.geteuid() == 0:
         _become(asked.user)
-    given = inherited()
+    given = sockets()
     public, pages = _named(given, "mpsagent.sock"), _named(given, "pages.sock")
     if asked.public is not None and asked.pages is not None:
         public, pages = socket.socket(fileno=asked.public), socket.socket(fileno=asked.pages)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from mpsagent.agent.problem import Json, Problem
+from mpsagent.snapshot.problem import Json, Problem
 
 
 class Parameter(NamedTuple):

@@ -18,7 +18,6 @@ from typing import Any
 import structlog
 
 import mpsagent
-from mpsagent.agent.page import HAS, LENGTH, LOOK, POLICIES, SAID, SHOWS, Frame, Page, Record, policy_of
 from mpsagent.api import without_agent
 from mpsagent.api.history import History
 from mpsagent.api.metrics import Metrics
@@ -29,6 +28,7 @@ from mpsagent.core.transitions import Transition, transition_fields
 from mpsagent.policy import apart
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
+from mpsagent.snapshot.page import HAS, LENGTH, LOOK, POLICIES, SAID, SHOWS, Frame, Page, Record, policy_of
 from mpsagent.system.names import Names
 
 SETTLE = 5.0
@@ -56,7 +56,7 @@ class _Reader(pickle.Unpickler):
     """Of what root has written: our own values, and sets."""
 
     def find_class(self, module: str, name: str) -> Any:
-        of_pages = ("core", "policy", "wire", "mps", "agent", "system")
+        of_pages = ("core", "policy", "wire", "mps", "snapshot", "system")
         ours = module.startswith(tuple(f"mpsagent.{one}." for one in of_pages))
         if (module, name) == (policy_of.__module__, policy_of.__name__):
             return _policy

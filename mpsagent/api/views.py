@@ -9,8 +9,6 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import mpsagent
-from mpsagent.agent.condition import Condition, problems
-from mpsagent.agent.page import Instance, Page
 from mpsagent.api import shapes
 from mpsagent.core import pause_room
 from mpsagent.core.model import Client, Held, Server, Use
@@ -24,6 +22,8 @@ from mpsagent.mps.units import iso
 from mpsagent.policy import apart
 from mpsagent.policy.containers import container
 from mpsagent.policy.sharing import exclusive
+from mpsagent.snapshot.condition import Condition, problems
+from mpsagent.snapshot.page import Instance, Page
 
 Json = dict[str, Any]
 STATUS_USERS = 100

@@ -17,8 +17,8 @@ from mpsagent.cli.ask import FINE, UNHEALTHY, UNREACHABLE, Json, now
 from mpsagent.cli.checkup import NOTE, OK, PROBLEM, WARNING, Finding
 from mpsagent.cli.policy_check import surely_not_meant
 from mpsagent.core.sentences import named
+from mpsagent.linux.threads import in_thread
 from mpsagent.policy.keys import default
-from mpsagent.system.threads import in_thread
 
 ANSWER = 5.0
 """Seconds for the agent to answer a question."""

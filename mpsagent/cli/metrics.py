@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from mpsagent.cli import ask, client, options
-from mpsagent.system import whole_file
+from mpsagent.linux import atomic_file
 
 AWAY = b"# HELP mpsagent_up 0 while mpsagent does not answer.\n# TYPE mpsagent_up gauge\nmpsagent_up "
 LOOPBACK = "127.0.0.1"
@@ -77,7 +77,7 @@ def as_families(text: str) -> str:
 def _write(file: Path, text: bytes) -> None:
     """node_exporter reads at any moment, and as another user."""
     try:
-        whole_file.write(file, text, 0o644)
+        atomic_file.write(file, text, 0o644)
     except OSError as error:
         click.echo(f"mpsagent-cli: {file}: {error.strerror}", err=True)
         sys.exit(ask.USAGE)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpsagent.cli.policy_drafts import passed_over
+from mpsagent.linux.threads import in_thread
 from mpsagent.mps.limits import Device
 from mpsagent.policy import plausible, totals
 from mpsagent.policy.identity import Identity
@@ -21,7 +22,6 @@ from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.policy import Policy
 from mpsagent.system.hooks import refused
 from mpsagent.system.names import identity_of
-from mpsagent.system.threads import in_thread
 
 DEADLINE = 5.0
 HOMES = ("/home/", "/root/", "/run/user/")

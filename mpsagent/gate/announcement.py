@@ -15,9 +15,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import IntEnum
 
-from mpsagent.gate.channel import as_user, close_all, take
 from mpsagent.gate.store import DaemonName, Store
-from mpsagent.mps.rendezvous import CREDENTIALS, Credentials, Kind, kind_bytes
+from mpsagent.linux.channel import as_user, take
+from mpsagent.linux.descriptors import close_all
+from mpsagent.linux.peers import Credentials
+from mpsagent.mps.rendezvous import CREDENTIALS, Kind, kind_bytes
 
 LONGEST = 64
 MOST_DESCRIPTORS = 4

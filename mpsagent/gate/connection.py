@@ -11,12 +11,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from mpsagent.gate import peers
 from mpsagent.gate.handshake import Handshake, Mark
 from mpsagent.gate.queue import Held, Process
-from mpsagent.gate.sent_descriptors import let_go
 from mpsagent.gate.store import ConnectionName
-from mpsagent.mps.rendezvous import Credentials, Kind
+from mpsagent.linux import peers, proc
+from mpsagent.linux.peers import Credentials
+from mpsagent.linux.sent_descriptors import let_go
+from mpsagent.mps.rendezvous import Kind
 from mpsagent.wire.link import Knock
 
 SIOCOUTQ = termios.TIOCOUTQ
@@ -119,7 +120,7 @@ def accepted(sock: socket.socket, number: int, keep: Callable[[Connection], None
     by now is not the one that connected."""
     who = peers.peer(sock)
     early = peers.peers_have_pidfds()
-    start = 0 if early else peers.start_of_users(who.pid, who.uid)
+    start = 0 if early else proc.start_of_users(who.pid, who.uid)
     connection = Connection(number, sock, who, start, privileged, Handshake(who))
     keep(connection)
     sock.setblocking(False)

@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from mpsagent.gate import peers
-from mpsagent.gate.channel import Channel
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.lane import Lane, Request
 from mpsagent.gate.pacing import PacedLine, answers_cost, command_cost
-from mpsagent.mps.rendezvous import Credentials, answer_message, clean_command, exit_message, length_of
+from mpsagent.linux import proc
+from mpsagent.linux.channel import Channel
+from mpsagent.linux.peers import Credentials
+from mpsagent.mps.rendezvous import LONGEST_MESSAGE, answer_message, clean_command, exit_message, length_of
 from mpsagent.mps.session import Session
 
 MOST_OF_A_USER = 16
@@ -89,7 +90,7 @@ class FrontEnds:
         """A peer that has said it is a front-end; the connection is ours now. When all places are taken, who has most
         gives up its oldest, if those are at least two more: one user may come with many uids (subordinate ids)."""
         uid = connection.peer.uid
-        contained = peers.contained(connection.peer.pid, connection.start)
+        contained = proc.contained(connection.peer.pid, connection.start)
         user = ROOT_OF_CONTAINERS if contained and uid in (0, os.geteuid()) else uid
         if len(self._open.get(user, ())) >= MOST_OF_A_USER:
             for one in self._line.of(user):
@@ -140,7 +141,7 @@ class Farewell:
 
     def __init__(self, owner: FrontEnds, sock: socket.socket, status: int, why: str = "") -> None:
         self._leaving = owner.leaving
-        self._channel = Channel(owner.loop, sock, lambda *_: None, self._close, users=True)
+        self._channel = Channel(owner.loop, sock, lambda *_: None, self._close, longest=LONGEST_MESSAGE, users=True)
         if why:
             self._channel.send(answer_message(why))
         self._channel.send(exit_message(status))

@@ -12,9 +12,8 @@ from dataclasses import InitVar, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mpsagent.gate import handover, identity
+from mpsagent.gate import handover
 from mpsagent.gate.announcement import Announcement, Told
-from mpsagent.gate.channel import close_all, hung_up
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.handover import HandOver, Plan, Stage
 from mpsagent.gate.handshake import Mark
@@ -24,15 +23,18 @@ from mpsagent.gate.lane import FIRST_PAUSE, LONGEST_PAUSE, Lane, Run
 from mpsagent.gate.orphans import Orphans
 from mpsagent.gate.places import LIST
 from mpsagent.gate.processes import KnownProcesses
-from mpsagent.gate.question import CONTROL, connect
 from mpsagent.gate.queue import Held, Process, Queue
 from mpsagent.gate.refusal import Refusal
 from mpsagent.gate.store import DaemonName, Store
+from mpsagent.linux import proc
+from mpsagent.linux.channel import hung_up
+from mpsagent.linux.descriptors import close_all, with_descriptors
+from mpsagent.linux.dialogue import connect
+from mpsagent.linux.peers import Credentials
 from mpsagent.mps.limits import Limits
-from mpsagent.mps.rendezvous import ACKNOWLEDGED, HELLO, SERVER_NOT_READY, Credentials
+from mpsagent.mps.rendezvous import ACKNOWLEDGED, CONTROL, HELLO, SERVER_NOT_READY
 from mpsagent.mps.session import How, Session
 from mpsagent.wire import link
-from mpsagent.wire.descriptors import with_descriptors
 from mpsagent.wire.link import Admissions
 
 UNSURE = 0.5
@@ -185,7 +187,7 @@ class Instance:
                 return False
             connection = self._holding.get(held.connection)
             assert connection is not None
-            if identity.start_time(held.pid) != held.start:
+            if proc.start_time(held.pid) != held.start:
                 self._holding.left(connection)  # its process has ended and left the connection to a child
             elif self._lost_start(held.process):
                 self._holding.refused(connection, LOST_START)
@@ -218,7 +220,7 @@ class Instance:
             self.lane.loop.call_later(SETTLING, self._settled, process, descriptors)
 
     def _settled(self, process: Process, descriptors: list[int]) -> None:
-        stopped = any(identity.fields(pid)[:1] in ([b"T"], [b"t"]) for pid in self.lane.servers)
+        stopped = any(proc.fields(pid)[:1] in ([b"T"], [b"t"]) for pid in self.lane.servers)
         if not self._lost_start(process) and stopped:  # it has not told its client the limits, and may be killed yet
             self.lane.loop.call_later(SETTLING, self._settled, process, descriptors)
             return

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from mpsagent.mps.rendezvous import CREDENTIALS, Credentials, Kind, kind_of
+from mpsagent.linux.peers import Credentials
+from mpsagent.mps.rendezvous import CREDENTIALS, Kind, kind_of
 
 
 class Mark(IntEnum):

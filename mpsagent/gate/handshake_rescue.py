@@ -23,8 +23,10 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-from mpsagent.gate.channel import Channel, as_user, close_all
-from mpsagent.mps.rendezvous import CREDENTIALS, DESCRIPTOR, Credentials
+from mpsagent.linux.channel import Channel, as_user
+from mpsagent.linux.descriptors import close_all
+from mpsagent.linux.peers import Credentials
+from mpsagent.mps.rendezvous import CREDENTIALS, DESCRIPTOR, LONGEST_MESSAGE
 
 READY = b"\0"
 CHANNEL = bytes(4)
@@ -114,7 +116,9 @@ class Rescuer:
         self._machine = Rescue(untouched=untouched, acknowledged=acknowledged)
         self._timer: asyncio.TimerHandle | None = None
         sock = socket.socket(fileno=descriptor)
-        self._channel = Channel(loop, sock, self._receive, self._closed, descriptors=MOST_DESCRIPTORS)
+        self._channel = Channel(
+            loop, sock, self._receive, self._closed, longest=LONGEST_MESSAGE, descriptors=MOST_DESCRIPTORS
+        )
         self._wait()
 
     def _wait(self) -> None:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from mpsagent.gate import identity, peers
-from mpsagent.gate.channel import take
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.handshake import Mark
 from mpsagent.gate.queue import Queue
-from mpsagent.gate.sent_descriptors import let_go, look_first
 from mpsagent.gate.store import Store
+from mpsagent.linux import peers, proc
+from mpsagent.linux.channel import take
+from mpsagent.linux.sent_descriptors import let_go, look_first
 from mpsagent.mps.rendezvous import CREDENTIALS, Kind, kind_bytes
 from mpsagent.wire import link
 
@@ -80,9 +80,9 @@ class Holding:
             peer.gid,
             connection.start,
             connection.since,
-            peers.cgroup(peer.pid),
-            peers.pid_namespace(peer.pid),
-            identity.command(peer.pid),
+            proc.cgroup(peer.pid),
+            proc.pid_namespace(peer.pid),
+            proc.command(peer.pid),
             held.instance,
             held.asked,
             connection.never,

@@ -18,13 +18,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from mpsagent.wire.descriptors import SCM_CREDENTIALS, SO_PASSCRED, descriptors_in
+from mpsagent.linux import notify
+from mpsagent.linux.descriptors import SCM_CREDENTIALS, SO_PASSCRED, close_all, descriptors_in
+from mpsagent.linux.listen import FIRST_DESCRIPTOR, bind_masked
+from mpsagent.mps.rendezvous import CONTROL, PRIVILEGED
 
 MOST_KEPT = 40_000
 OF_PROCESSES = tuple("kobwul")
 """With these letters the names of processes begin, see :class:`mpsagent.gate.store.KnownName`."""
 BACKLOG = 4096
-FIRST_DESCRIPTOR = 3
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 2.0
 LIVED = 10.0
@@ -35,7 +37,7 @@ LOOK = 1.0
 NAME_SPACE = 120_000
 
 
-PUBLIC_NAMES = ("control", "control_privileged")
+PUBLIC_NAMES = (CONTROL, PRIVILEGED)
 
 
 def say(text: str) -> None:
@@ -74,11 +76,7 @@ def public_sockets(directory: Path, *, named: bool = False) -> list[tuple[str, s
             path = f"{directory}/{name}" if named else f"/proc/self/fd/{place}/{name}"
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=place)
-            before = os.umask(0o777 & ~mode)
-            try:
-                sock.bind(path)
-            finally:
-                os.umask(before)
+            bind_masked(sock, path, 0o777 & ~mode)
             os.chmod(name, mode, dir_fd=place)
             sock.listen(BACKLOG)
             sockets.append((name, sock))
@@ -107,14 +105,12 @@ class Kept:
             self._descriptors[name] = kept
         elif fields.get("FDSTOREREMOVE") == "1":
             self.drop(name)
-        for descriptor in descriptors:
-            if descriptor != kept:
-                _close(descriptor)
+        close_all(one for one in descriptors if one != kept)
 
     def drop(self, name: str) -> None:
         descriptor = self._descriptors.pop(name, None)
         if descriptor is not None:
-            _close(descriptor)
+            close_all([descriptor])
 
     def forget_the_dead(self) -> None:
         """Before a start: processes that have ended need not be given to the gate."""
@@ -131,11 +127,6 @@ class Kept:
 
 def _is_name(name: str) -> bool:
     return 0 < len(name) < 256 and all(" " <= letter <= "~" and letter != ":" for letter in name)
-
-
-def _close(descriptor: int) -> None:
-    with suppress(OSError):
-        os.close(descriptor)
 
 
 class Keeper:
@@ -156,12 +147,8 @@ class Keeper:
             self._notify.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
         with suppress(FileNotFoundError):
             Path(self._address).unlink()
-        before = os.umask(0o177)
-        try:
-            self._notify.bind(self._address)
-        finally:
-            os.umask(before)
-        self._ready_to = os.environ.pop("NOTIFY_SOCKET", "")
+        bind_masked(self._notify, self._address)
+        self._ready_to = notify.address()
 
     def run(self) -> int:
         """Until SIGTERM or SIGINT; the exit status."""
@@ -267,8 +254,7 @@ class Keeper:
             senders = [struct.unpack("i", one[:4])[0] for _, kind, one in ancillary if kind == SCM_CREDENTIALS]
             descriptors = descriptors_in(ancillary)
             if not self._child or senders != [self._child]:
-                for descriptor in descriptors:
-                    _close(descriptor)
+                close_all(descriptors)
                 continue
             self._kept.hear(message, descriptors)
             self._pass_on(message)
@@ -276,11 +262,8 @@ class Keeper:
     def _pass_on(self, message: bytes) -> None:
         """READY=1 and the like to whoever started us."""
         words = [line for line in message.splitlines() if not line.startswith((b"FDSTORE", b"FDNAME", b"FDPOLL"))]
-        if self._ready_to and words:
-            address = "\0" + self._ready_to[1:] if self._ready_to.startswith("@") else self._ready_to
-            with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-                sock.setblocking(False)
-                sock.sendto(b"\n".join(words), address)
+        if words:
+            notify.send(self._ready_to, b"\n".join(words))
 
     # --- the child ---
 

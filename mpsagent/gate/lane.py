@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
-from mpsagent.gate import peers
-from mpsagent.gate.channel import Channel
-from mpsagent.gate.question import CONTROL, Question, connect
-from mpsagent.mps.rendezvous import HELLO, Credentials
+from mpsagent.linux import peers
+from mpsagent.linux.channel import Channel
+from mpsagent.linux.dialogue import Dialogue, connect
+from mpsagent.linux.peers import Credentials
+from mpsagent.mps.rendezvous import CONTROL, HELLO, LONGEST_MESSAGE, PRIVILEGED
 from mpsagent.mps.session import How, Session
 
 FIRST_PAUSE = 0.002
@@ -34,7 +36,7 @@ class Run:
     turned_away: bool = field(default=False, init=False)
 
     def __post_init__(self, patience: float) -> None:
-        self._question: Question | None = None
+        self._dialogue: Dialogue[Session] | None = None
         self._pause, self._why = FIRST_PAUSE, "the control daemon does not answer"
         self._limit = self._lane.loop.call_later(patience, self._expire)
         self._again = self._lane.loop.call_later(0, self._try)
@@ -42,14 +44,19 @@ class Run:
     def cancel(self) -> None:
         self._limit.cancel()
         self._again.cancel()
-        if self._question is not None:
-            self._question.close()
+        if self._dialogue is not None:
+            self._dialogue.close()
 
     def _try(self) -> None:
         lane = self._lane
         self.turned_away = False
         try:
-            self._question = Question(lane.loop, lane.directory, self._commands, self._asker, self._end, lane.greeted)
+            session, asker = Session(self._commands), self._asker
+            # The daemon accepts its owner's settings at the privileged socket only (550), and other users not there.
+            sock = connect(lane.directory, PRIVILEGED if asker.uid in (0, os.geteuid()) else CONTROL)
+            self._dialogue = Dialogue(
+                lane.loop, sock, session, asker, self._end, lane.greeted, longest=LONGEST_MESSAGE
+            )  # fmt: skip
         except BlockingIOError:
             self._later("the control daemon's queue is full")
         except OSError as error:
@@ -181,7 +188,7 @@ class Lane:
         def again() -> None:
             self.loop.call_later(0.05, self.probe)
 
-        self._prober = prober = Channel(self.loop, sock, heard, again)
+        self._prober = prober = Channel(self.loop, sock, heard, again, longest=LONGEST_MESSAGE)
 
     # --- whose turn it is ---
 

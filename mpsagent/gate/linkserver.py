@@ -10,9 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mpsagent.gate import peers
-from mpsagent.gate.channel import Channel, Opened
-from mpsagent.mps.rendezvous import Credentials
+from mpsagent.linux import peers
+from mpsagent.linux.channel import Channel, Opened
+from mpsagent.linux.listen import bind_masked
+from mpsagent.linux.peers import Credentials
 from mpsagent.wire.codec import LONGEST_PACKET, LinkError, encode
 from mpsagent.wire.link import FromAgent, FromGate, decode_from_agent
 
@@ -95,11 +96,7 @@ def _listen(path: Path) -> socket.socket:
     try:
         with suppress(FileNotFoundError):
             path.unlink()
-        before = os.umask(0o177)
-        try:
-            listener.bind(str(path))
-        finally:
-            os.umask(before)
+        bind_masked(listener, str(path))
         listener.listen(8)
     except OSError:
         listener.close()

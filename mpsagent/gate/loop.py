@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mpsagent.gate import handover, peers, state
+from mpsagent.gate import handover, state
 from mpsagent.gate.connection import Connection, mark_of, restored
 from mpsagent.gate.frontends import FrontEnds
 from mpsagent.gate.handovers import Instance
@@ -25,11 +25,12 @@ from mpsagent.gate.lane import Lane
 from mpsagent.gate.linkserver import LinkServer, Outgoing
 from mpsagent.gate.processes import KnownProcesses
 from mpsagent.gate.public import PublicSockets
-from mpsagent.gate.question import PRIVILEGED
 from mpsagent.gate.queue import KnownProcess, Process, Queue
 from mpsagent.gate.relays import Relays
 from mpsagent.gate.store import ConnectionName, DaemonName, KnownName, Store, parse_name
-from mpsagent.mps.rendezvous import Credentials
+from mpsagent.linux import proc
+from mpsagent.linux.peers import Credentials
+from mpsagent.mps.rendezvous import PRIVILEGED
 from mpsagent.wire import codec, link
 from mpsagent.wire.link import Admissions
 
@@ -332,7 +333,7 @@ class Gate:
 
     def _known(self, one: KnownProcess) -> Outgoing:
         message = link.Known(
-            one.pid, one.uid, one.gid, one.start, one.since, one.limits, peers.cgroup(one.pid), one.connections,
+            one.pid, one.uid, one.gid, one.start, one.since, one.limits, proc.cgroup(one.pid), one.connections,
             one.instance, one.most, one.fail_safe, one.counts,
         )  # fmt: skip
         return message, self._pidfd_of(one.process)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 
 from mpsagent.gate.announcement import Announcement, Told
-from mpsagent.gate.channel import close_all
 from mpsagent.gate.handshake_rescue import Rescuer
+from mpsagent.linux.descriptors import close_all
 from mpsagent.mps.rendezvous import ACKNOWLEDGED, DESCRIPTOR
 
 MOST = 256

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from mpsagent.gate import identity, peers
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.places import KEPT
 from mpsagent.gate.queue import KnownProcess, Process, Queue
 from mpsagent.gate.store import KnownName, Store
+from mpsagent.linux import peers, proc
 from mpsagent.mps.limits import Limits
 from mpsagent.wire.link import Found
 
@@ -55,7 +55,7 @@ class KnownProcesses:
         pidfd = peers.peer_pidfd(connection.sock, *process)
         if pidfd is None:
             return False
-        if identity.has_ended(pidfd):
+        if proc.has_ended(pidfd):
             os.close(pidfd)
             return False
         self._replace(coming, pidfd, name)
@@ -91,7 +91,7 @@ class KnownProcesses:
     def lives(self, connection: Connection) -> bool:
         """Whether the process of a connection that was prepared has not ended yet."""
         watched = self._watched.get(connection.process)
-        return watched is not None and not identity.has_ended(watched.pidfd)
+        return watched is not None and not proc.has_ended(watched.pidfd)
 
     def passed(
         self, connection: Connection, limits: Limits | None, instance: str, *, fail_safe: bool = False
@@ -140,9 +140,9 @@ class KnownProcesses:
 
     def restore(self, name: str, said: KnownName, pidfd: int, instance: str) -> bool:
         """A pidfd out of the store; False when its process has gone (the descriptor is closed then)."""
-        pid = identity.pid_of(pidfd)
+        pid = proc.pid_of(pidfd)
         process = (pid, said.start)
-        if pid <= 0 or identity.start_time(pid) != said.start or process in self._watched:
+        if pid <= 0 or proc.start_time(pid) != said.start or process in self._watched:
             with suppress(OSError):
                 os.close(pidfd)
             return False
@@ -169,11 +169,11 @@ class KnownProcesses:
         of that user, or has ended."""
         process, uid = (said.pid, said.start), said.uid
         known = self._queue.known_process(process)
-        pidfd = peers.open_pidfd(*process) if known is None else None
+        pidfd = proc.open_pidfd(*process) if known is None else None
         if pidfd is None:
             return known
-        gid = peers.real_gid(process[0], uid)
-        if gid is None or identity.has_ended(pidfd):
+        gid = proc.real_gid(process[0], uid)
+        if gid is None or proc.has_ended(pidfd):
             os.close(pidfd)
             return None
         known = KnownProcess(
@@ -211,7 +211,7 @@ class KnownProcesses:
         watched = self._watched.get(known.process)
         if watched is not None and watched.name == name:
             return
-        pidfd = peers.open_pidfd(*known.process)  # another one, because systemd keeps none twice
+        pidfd = proc.open_pidfd(*known.process)  # another one, because systemd keeps none twice
         if pidfd is None:
             self._forget(known.process)
         else:

@@ -9,15 +9,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from mpsagent.gate.channel import take
 from mpsagent.gate.connection import NEVER, Connection, Numbers, accepted
 from mpsagent.gate.counts import Counts
 from mpsagent.gate.handshake import Mark
 from mpsagent.gate.pacing import Account, Rates
-from mpsagent.gate.sent_descriptors import accept_descriptors, let_go, look_first, no_room
 from mpsagent.gate.store import Store
+from mpsagent.linux.channel import take
+from mpsagent.linux.descriptors import SO_PASSCRED
+from mpsagent.linux.sent_descriptors import accept_descriptors, let_go, look_first, no_room
 from mpsagent.mps.rendezvous import HELLO, Kind
-from mpsagent.wire.descriptors import SO_PASSCRED
 
 AT_A_TIME = 32
 """Connections accepted before everything else has its turn."""

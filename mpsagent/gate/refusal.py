@@ -10,12 +10,13 @@ import asyncio
 import os
 import socket
 
-from mpsagent.gate.channel import Channel
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.handshake_rescue import READY
-from mpsagent.gate.sent_descriptors import accept_descriptors
-from mpsagent.mps.rendezvous import DESCRIPTOR, TOO_MANY, Credentials
-from mpsagent.wire.descriptors import SO_PASSCRED, with_descriptors
+from mpsagent.linux.channel import Channel
+from mpsagent.linux.descriptors import SO_PASSCRED, with_descriptors
+from mpsagent.linux.peers import Credentials
+from mpsagent.linux.sent_descriptors import accept_descriptors
+from mpsagent.mps.rendezvous import DESCRIPTOR, LONGEST_MESSAGE, TOO_MANY
 
 EXTRA_DESCRIPTORS = 4
 SAYINGS = 3
@@ -30,7 +31,7 @@ class Refusal:
         self._heard = 0
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         accept_descriptors(ours, yes=False)
-        self._server = Channel(loop, ours, self._receive, lambda: None, users=True)
+        self._server = Channel(loop, ours, self._receive, lambda: None, longest=LONGEST_MESSAGE, users=True)
         try:
             with theirs, open(os.devnull, "rb") as spare:
                 for sock in (ours, theirs):

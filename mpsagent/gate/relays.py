@@ -8,14 +8,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from mpsagent.gate.channel import Channel, as_user, close_all
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.lane import Lane
-from mpsagent.gate.question import CONTROL, PRIVILEGED, connect
-from mpsagent.gate.sent_descriptors import accept_descriptors
 from mpsagent.gate.store import Store
-from mpsagent.mps.rendezvous import Credentials
-from mpsagent.wire.descriptors import Ancillary, with_descriptors
+from mpsagent.linux.channel import Channel, as_user
+from mpsagent.linux.descriptors import Ancillary, close_all, with_descriptors
+from mpsagent.linux.dialogue import connect
+from mpsagent.linux.peers import Credentials
+from mpsagent.linux.sent_descriptors import accept_descriptors
+from mpsagent.mps.rendezvous import CONTROL, PRIVILEGED
 
 MOST = 1024
 LONGEST = 65536

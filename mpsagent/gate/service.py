@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mpsagent.gate import keeper, own_signals, sent_descriptors, state
+from mpsagent.gate import keeper, own_signals, state
 from mpsagent.gate.loop import Gate, Options, say
-from mpsagent.gate.store import inherited
+from mpsagent.linux import listen, sent_descriptors
 from mpsagent.mps.limits import Limits
 from mpsagent.wire.link import Admissions, User
 
@@ -61,7 +61,7 @@ def _one_server_for_all(unit: Path) -> bool:
 def serve(options: Options, given: list[tuple[str, int]] | None = None) -> None:
     keeper.raise_file_limit()
     checked(lambda: keeper.check_state_directory(options.state))
-    descriptors = inherited() if given is None else given
+    descriptors = listen.descriptors() if given is None else given
     if not descriptors:
         say("mpsagent-gate: no sockets were given; start it by its socket unit, or by `mpsagent-gate keep`")
         sys.exit(2)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from mpsagent.system import whole_file
+from mpsagent.linux import atomic_file
 from mpsagent.wire.codec import LONGEST_PACKET, LinkError, encode, instance_name
 from mpsagent.wire.link import Admissions, decode_from_agent
 
@@ -38,7 +38,7 @@ def load(directory: Path, instance: str = "") -> Admissions | None:
     """None when there is none. Raises StateError."""
     path = place(directory, instance)
     try:
-        message = decode_from_agent(whole_file.read(path, LONGEST_PACKET))
+        message = decode_from_agent(atomic_file.read(path, LONGEST_PACKET))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -55,7 +55,7 @@ def save(directory: Path, admissions: Admissions) -> None:
     the old one lets in whom the new one shuts out. Raises OSError and LinkError."""
     path = place(directory, admissions.instance)
     try:
-        whole_file.write(path, encode(admissions))
+        atomic_file.write(path, encode(admissions))
     except (OSError, LinkError):
         path.unlink(missing_ok=True)
         raise

@@ -11,14 +11,13 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 
+from mpsagent.linux import notify
+from mpsagent.linux.descriptors import with_descriptors
 from mpsagent.mps.limits import Limits
 from mpsagent.wire.codec import instance_name
-from mpsagent.wire.descriptors import with_descriptors
 
-FIRST_DESCRIPTOR = 3
 NAMES_BUDGET = 116_000
 """Bytes of all names with their separators, and what of it is for hand-overs that are under way."""
 RESERVED = 4_000
@@ -160,28 +159,12 @@ def _long(text: str) -> int:
     return number
 
 
-def inherited() -> list[tuple[str, int]]:
-    """The descriptors that systemd or the keeper gave, with their names; each is close-on-exec from now on."""
-    pid, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")
-    names = os.environ.pop("LISTEN_FDNAMES", "").split(":")
-    if pid != str(os.getpid()) or not count.isdecimal():
-        return []
-    found = []
-    for index in range(int(count)):
-        descriptor = FIRST_DESCRIPTOR + index
-        with suppress(OSError):
-            os.set_inheritable(descriptor, False)
-            found.append((names[index] if index < len(names) else "", descriptor))
-    return found
-
-
 class Store:
     """Tells the service manager. Nothing here blocks or raises; without one, nothing is kept."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, address: str | None = None) -> None:
         self._loop = loop
-        address = os.environ.pop("NOTIFY_SOCKET", "") if address is None else address
-        self._address = "\0" + address[1:] if address.startswith("@") else address
+        self._address = notify.address() if address is None else address
         self._socket: socket.socket | None = None
         self._waiting: deque[tuple[bytes, int | None]] = deque()
         self._names: set[str] = set()

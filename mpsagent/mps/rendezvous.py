@@ -15,6 +15,8 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
+CONTROL, PRIVILEGED = "control", "control_privileged"
+"""The control daemon's sockets in its pipe directory."""
 HELLO = b"OUTBHELL\0"
 CREDENTIALS = b"OUTBCRED\0"
 DESCRIPTOR = b"OUTBCUFD\0"
@@ -31,8 +33,6 @@ _LENGTH = struct.Struct("<Q")
 _WORD = struct.Struct("<I")
 TOO_MANY = _WORD.pack(808)
 """A server's last word of the handshake with a client: CUDA_ERROR_MPS_MAX_CLIENTS_REACHED."""
-_CREDENTIALS = struct.Struct("iII")
-CREDENTIALS_SIZE = _CREDENTIALS.size
 
 
 class Kind(IntEnum):
@@ -68,25 +68,6 @@ def kind_of(message: bytes) -> Kind | None:
         return Kind(_WORD.unpack(message)[0])
     except ValueError:
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """A process as the kernel vouches for it (SCM_CREDENTIALS, SO_PEERCRED)."""
-
-    pid: int
-    uid: int
-    gid: int
-
-    def pack(self) -> bytes:
-        return _CREDENTIALS.pack(self.pid, self.uid, self.gid)
-
-    @classmethod
-    def unpack(cls, data: bytes) -> Credentials:
-        """Raises ValueError when ``data`` is too short."""
-        if len(data) < _CREDENTIALS.size:
-            raise ValueError(f"{len(data)} bytes are not a process's credentials")
-        return cls(*_CREDENTIALS.unpack(data[: _CREDENTIALS.size]))
 
 
 # --- front-end: the side that asks -----------------------------------------------------------------------------------

@@ -17,10 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mpsagent.system import whole_file
+from mpsagent.linux import atomic_file
+from mpsagent.linux.proc import boot_id
 
 STATE = "/var/lib/mpsagent"
-BOOT = "/proc/sys/kernel/random/boot_id"
 WANTED = "MPSAGENT_COMPUTE_MODE"
 """In the unit's environment: the policy's ``compute_mode``; not there: the modes are left alone."""
 DEADLINE = 10.0
@@ -90,7 +90,7 @@ def load(kept: Path) -> dict[str, dict[str, str]]:
     """The modes that were found, by UUID; nothing from before a reboot."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         known = json.loads(kept.read_bytes())
-        if known["boot"] == Path(BOOT).read_text().strip():
+        if known["boot"] == boot_id():
             return {str(uuid): {"before": str(one["before"]), "set": str(one["set"])}
                     for uuid, one in known["modes"].items()}  # fmt: skip
     return {}
@@ -98,8 +98,8 @@ def load(kept: Path) -> dict[str, dict[str, str]]:
 
 def save(kept: Path, modes: dict[str, dict[str, str]]) -> None:
     """On disk when this returns. Raises OSError."""
-    found = {"boot": Path(BOOT).read_text().strip(), "modes": modes}
-    whole_file.write(kept, json.dumps(found), lasting=True)
+    found = {"boot": boot_id(), "modes": modes}
+    atomic_file.write(kept, json.dumps(found), lasting=True)
 
 
 def main() -> int:

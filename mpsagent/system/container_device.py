@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from mpsagent.system import whole_file
+from mpsagent.linux import atomic_file
 
 KIND = "mpsagent/mps"
 NAME = "all"
@@ -32,7 +32,7 @@ def install(path: str, wanted: str) -> str | None:
     place = Path(path)
     try:
         if not _has(place, wanted.encode()):
-            whole_file.write(place, wanted, 0o644)  # containers of users read it
+            atomic_file.write(place, wanted, 0o644)  # containers of users read it
     except OSError as error:
         return f"{path}: {error.strerror}"
     return None
@@ -40,6 +40,6 @@ def install(path: str, wanted: str) -> str | None:
 
 def _has(place: Path, wanted: bytes) -> bool:
     """No more is read than that takes."""
-    with suppress(OSError), open(whole_file.opened(place), "rb") as file:
+    with suppress(OSError), open(atomic_file.opened(place), "rb") as file:
         return file.read(len(wanted) + 1) == wanted
     return False

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from mpsagent.linux.processes import Process
 from mpsagent.mps.commands import NO_DAEMON_TEXT
 from mpsagent.mps.units import percent_text
-from mpsagent.system.processes import Process
 from mpsagent.system.spawn import find_program
 
 PROGRAM, SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"

@@ -18,6 +18,10 @@ from pathlib import Path
 
 import psutil
 
+from mpsagent.linux.atomic_file import opened
+from mpsagent.linux.proc import ids
+from mpsagent.linux.processes import Process, parent
+from mpsagent.linux.threads import in_thread
 from mpsagent.system.control import (
     DEFAULT_LOG_DIRECTORY,
     DEFAULT_PIPE_DIRECTORY,
@@ -29,9 +33,6 @@ from mpsagent.system.control import (
     ProblemKind,
     Running,
 )
-from mpsagent.system.processes import Process, ids, parent
-from mpsagent.system.threads import in_thread
-from mpsagent.system.whole_file import opened
 
 PROOF_DEADLINE = 2.0
 """Seconds: reading another process's command line waits for its memory map, which a dying process may hold."""

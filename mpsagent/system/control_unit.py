@@ -14,8 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mpsagent.linux import atomic_file
+from mpsagent.linux.threads import in_thread
 from mpsagent.mps.commands import NO_DAEMON_TEXT
-from mpsagent.system import whole_file
 from mpsagent.system.control import (
     MULTIUSER,
     PROGRAM,
@@ -28,7 +29,6 @@ from mpsagent.system.control import (
     start_failure,
 )
 from mpsagent.system.control_search import prove, search
-from mpsagent.system.threads import in_thread
 
 RUN_DIRECTORY = "/run/mpsagent"
 START_DEADLINE = 30.0
@@ -209,7 +209,7 @@ def write_environment(path: Path, environment: Mapping[str, str]) -> None:
             raise ValueError(f"{key} cannot be written to {path}: names are letters, values have no control characters")
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         lines.append(f'{key}="{escaped}"\n')
-    whole_file.write(path, "".join(lines))
+    atomic_file.write(path, "".join(lines))
 
 
 def text_of(value: object) -> str:

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import mpsagent
+from mpsagent.linux.proc import start_time
 from mpsagent.mps.gpus import ComputeProcess, Gpu
 from mpsagent.mps.limits import Device
 from mpsagent.mps.work import Work
 from mpsagent.system.directories import NOWHERE
-from mpsagent.system.processes import start_time
 from mpsagent.system.spawn import run_program
 
 DEADLINE = 30.0

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpsagent.mps.rendezvous import CREDENTIALS_SIZE, Credentials
+from mpsagent.linux.peers import peer
 from mpsagent.policy.parse import SHARED
 
 NOWHERE = "/nonexistent/mpsagent-asks-without-mps"
@@ -183,7 +183,7 @@ def listener_of(path: str) -> tuple[int, int] | None:
                 return 0, -1
             except OSError:
                 continue
-            who = Credentials.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS_SIZE))
+            who = peer(probe)
             return who.pid, who.uid
     return None
 

@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from mpsagent.system.processes import Process
+from mpsagent.linux.processes import Process
 
 STOPS = 2.0
 """Seconds in which a process has to stand. One that is in the kernel stops when it comes back from there."""

@@ -18,9 +18,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from mpsagent.gate.question import Question
+from mpsagent.linux.dialogue import Dialogue, connect
+from mpsagent.linux.peers import Credentials
 from mpsagent.mps.commands import BUSY_TEXT, NO_DAEMON_TEXT, PROOF, proven
-from mpsagent.mps.rendezvous import Credentials
+from mpsagent.mps.rendezvous import LONGEST_MESSAGE, PRIVILEGED
 from mpsagent.mps.session import How, Session
 from mpsagent.system.spawn import KEPT, find_program, run_program
 
@@ -115,7 +116,9 @@ class FrontEnd:
         self._over = over = loop.create_future()
         while True:
             try:
-                question = Question(loop, self._directory, commands, self._asker, self._done)
+                session = Session(commands)
+                sock = connect(self._directory, PRIVILEGED)
+                dialogue = Dialogue(loop, sock, session, self._asker, self._done, longest=LONGEST_MESSAGE)
                 break
             except BlockingIOError:
                 if over.done() or loop.time() >= until:
@@ -131,7 +134,7 @@ class FrontEnd:
             if late > 0 and not over.done():  # the loop was held up so long, not the daemon
                 await asyncio.wait([over], timeout=min(late, deadline))
         finally:
-            question.close()
+            dialogue.close()
         if not over.done():
             return Reply(Status.SILENT, err=f"the control daemon did not answer within {deadline:g} s")
         session = over.result()

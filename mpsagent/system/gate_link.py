@@ -12,9 +12,10 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-from mpsagent.gate.channel import Channel, close_all
-from mpsagent.mps.rendezvous import CREDENTIALS_SIZE, Credentials
-from mpsagent.system.processes import Process
+from mpsagent.linux.channel import Channel
+from mpsagent.linux.descriptors import close_all
+from mpsagent.linux.peers import Credentials, peer
+from mpsagent.linux.processes import Process
 from mpsagent.wire.codec import LONGEST_PACKET, LinkError, encode
 from mpsagent.wire.link import VERSION, Admissions, FromAgent, FromGate, Hello, Knock, Known, Synced, decode_from_gate
 
@@ -89,7 +90,7 @@ class GateLink:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         try:
             sock.connect(self.path)
-            uid = Credentials.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS_SIZE)).uid
+            uid = peer(sock).uid
             if uid not in (0, os.geteuid()):
                 raise PermissionError(0, f"a process of uid {uid} listens there, and not the gate")
         except OSError as error:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any, NamedTuple
 
+from mpsagent.linux.threads import in_thread
 from mpsagent.system.control_unit import CALL_DEADLINE, STEP, SystemBus, reason, text_of, units
 from mpsagent.system.directories import Directories, unusable
-from mpsagent.system.threads import in_thread
 
 SOCKET, SERVICE = "mpsagent-gate.socket", "mpsagent-gate.service"
 DEADLINE = 15.0

@@ -12,7 +12,7 @@ import errno
 import os
 import signal
 
-from mpsagent.system.processes import Process
+from mpsagent.linux.processes import Process
 from mpsagent.system.spawn import Child, find_program
 
 MOST_OPEN = 16_384

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from asyncinotify import Inotify, Mask
 
+from mpsagent.linux.atomic_file import opened
+from mpsagent.linux.threads import in_thread
 from mpsagent.system import log_heads
-from mpsagent.system.threads import in_thread
-from mpsagent.system.whole_file import opened
 
 STEP = 64 << 10
 """Bytes read before the loop gets its turn: some 600 lines, 15 ms with their records."""

@@ -18,8 +18,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from mpsagent.linux.threads import Slots, in_thread
 from mpsagent.policy.identity import Identity
-from mpsagent.system.threads import Slots, in_thread
 
 CAPACITY = 10_000
 BY_UID, BY_NAME = Slots(24), Slots(4)

@@ -15,8 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from mpsagent.system.processes import TICKS, start_time
-from mpsagent.system.threads import Slots
+from mpsagent.linux.proc import start_time
+from mpsagent.linux.processes import TICKS
+from mpsagent.linux.threads import Slots
 
 
 class Shown(NamedTuple):

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mpsagent.system import whole_file
+from mpsagent.linux import atomic_file
 
 VERSION = 1
 LARGEST = 64 << 20
@@ -113,7 +113,7 @@ class Store:
                 self._wanted = None
             try:
                 assert self.path is not None
-                whole_file.write(self.path, _whole(texts), lasting=True)
+                atomic_file.write(self.path, _whole(texts), lasting=True)
             except OSError as error:
                 self.problem = f"{self.path} cannot be written: {error.strerror or error}"
                 with self._change:
@@ -158,7 +158,7 @@ class Part:
 def _read(path: Path) -> dict[str, Any]:
     """Raises ValueError with what is wrong, or OSError."""
     try:
-        content = json.loads(whole_file.read(path, LARGEST))
+        content = json.loads(atomic_file.read(path, LARGEST))
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"it is not JSON ({error})") from None
     if not isinstance(content, dict) or not isinstance(content.get("values"), dict):

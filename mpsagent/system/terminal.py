@@ -18,11 +18,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
-from mpsagent.system import whole_file
+from mpsagent.linux import atomic_file
+from mpsagent.linux.proc import ids, start_time
+from mpsagent.linux.threads import in_thread
 from mpsagent.system.control_unit import RUN_DIRECTORY, SystemBus
-from mpsagent.system.processes import ids, start_time
 from mpsagent.system.spawn import run_program
-from mpsagent.system.threads import in_thread
 
 DEADLINE = 5.0
 LONGEST = 400
@@ -79,7 +79,7 @@ def _environment() -> Mapping[str, str]:
 def _by_unit(systemd: SystemBus, directory: Path, uid: int, words: bytes) -> str | None:
     unit, file = f"mpsagent-tell@{uid}.service", directory / str(uid)
     directory.mkdir(mode=0o700, exist_ok=True)
-    whole_file.write(file, words)
+    atomic_file.write(file, words)
     until = time.monotonic() + DEADLINE  # the thread ends, too, whatever systemd says
     try:
         systemd.start(unit)

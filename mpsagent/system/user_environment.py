@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from mpsagent.system import whole_file
+from mpsagent.linux import atomic_file
 from mpsagent.system.control import DEFAULT_PIPE_DIRECTORY
 
 USER_ENVIRONMENT = "/run/mpsagent/user.env"
@@ -29,7 +29,7 @@ def write_user_environment(environment: Mapping[str, str], path: str = USER_ENVI
             if not re.fullmatch(r"[A-Za-z0-9_./+:@,-]+", value):
                 place.unlink(missing_ok=True)
                 return f"{value} has characters that cannot stand in {path}: users do not get it by themselves"
-        whole_file.write(place, "".join(f"{name}={value}\n" for name, value in environment.items()), 0o644)
+        atomic_file.write(place, "".join(f"{name}={value}\n" for name, value in environment.items()), 0o644)
     except OSError as error:
         return f"{path}: {error.strerror}"
     return None

@@ -13,7 +13,7 @@ from typing import Any
 
 from mpsagent.agent.gate_keeper import is_keeper
 from mpsagent.api import database
-from mpsagent.system.processes import parent
+from mpsagent.linux.processes import parent
 from tests.conformance import rig as rigs
 from tests.scenes import stage as scenes
 from tests.scenes.stage import USERS, A, Agent, B, C, Client, D, Machine, StageError

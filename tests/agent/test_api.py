@@ -21,8 +21,6 @@ from typing import Any, cast
 import pytest
 
 from mpsagent.agent import api_side
-from mpsagent.agent import page as pages
-from mpsagent.agent.page import HAS, LENGTH, LOOK, SAID, SHOWS, Frame
 from mpsagent.agent.showing import Showing
 from mpsagent.api.history import History
 from mpsagent.api.metrics import Metrics
@@ -30,6 +28,8 @@ from mpsagent.api.received import OtherVersion, Received, _Reader
 from mpsagent.core.model import Status
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
+from mpsagent.snapshot import page as pages
+from mpsagent.snapshot.page import HAS, LENGTH, LOOK, SAID, SHOWS, Frame
 from mpsagent.system.names import Names
 from tests.agent.stage import A, B, Stage
 from tests.coroutines import until

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from mpsagent.agent.bypass import mode_doubts
-from mpsagent.agent.condition import Condition, problems
 from mpsagent.agent.conditions import WAIT_SLACK, Conditions, note_conditions
 from mpsagent.agent.status_line import one_line
 from mpsagent.core import inputs as inp
@@ -23,6 +22,7 @@ from mpsagent.mps.limits import Limits
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
+from mpsagent.snapshot.condition import Condition, problems
 from mpsagent.wire import link
 from tests.api.stand_in import OTHER, POLICY, START, busy_state
 from tests.core.harness import ALICE, BOB, Stage

@@ -29,6 +29,7 @@ from mpsagent.core.ladder import Climb
 from mpsagent.core.model import Client
 from mpsagent.core.view import Turn
 from mpsagent.gate.places import KnownProcess
+from mpsagent.linux.processes import Process
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Device
 from mpsagent.policy.files import load
@@ -36,7 +37,6 @@ from mpsagent.policy.identity import Identity
 from mpsagent.policy.shares import Lease, Share
 from mpsagent.policy.values import Percent
 from mpsagent.system.names import Names
-from mpsagent.system.processes import Process
 from mpsagent.system.store import Store
 from mpsagent.wire import link
 from tests.gate.rig import A, Agent, B, Rig, rigs

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from mpsagent.linux.processes import parent
 from mpsagent.mps.units import multiprocessors_for_percent
-from mpsagent.system.processes import parent
 from tests.agent.stage import A, Agent, B, C, Client, Machine, Stage
 from tests.conformance import backends
 from tests.conformance import rig as rigs

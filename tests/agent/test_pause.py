@@ -7,7 +7,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from mpsagent.system.processes import stopped
+from mpsagent.linux.processes import stopped
 from tests.agent.stage import A, Agent, B, Client, Stage
 
 OPEN = Path(__file__).resolve().parents[2] / "systemd" / "mpsagent-open"

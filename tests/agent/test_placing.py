@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from mpsagent.agent.host import Agent
+from mpsagent.linux.processes import Process
 from mpsagent.mps.gpus import Gpu
 from mpsagent.mps.limits import Limits
-from mpsagent.system.processes import Process
 from mpsagent.wire import link
 from tests.agent.inside import node_of, play
 from tests.coroutines import until

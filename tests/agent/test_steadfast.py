@@ -29,14 +29,14 @@ from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core
 from mpsagent.core.inputs import Peer
 from mpsagent.core.waiting import waiting
-from mpsagent.gate.identity import start_time
+from mpsagent.linux.lock import AlreadyLocked
+from mpsagent.linux.proc import start_time
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Device
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.system import store
 from mpsagent.system.control import Problem, ProblemKind
-from mpsagent.system.lock import AlreadyLocked
 from mpsagent.system.names import Names
 from mpsagent.wire import link
 from tests.agent.inside import NoDaemon, node_of, play, records, topics

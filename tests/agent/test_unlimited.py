@@ -16,8 +16,8 @@ from mpsagent.agent import lifted_limits
 from mpsagent.agent.host import Agent
 from mpsagent.agent.lifted_limits import Lifted
 from mpsagent.core.inputs import Lifts
-from mpsagent.gate.identity import start_time
-from mpsagent.system.threads import THREADS, in_thread
+from mpsagent.linux.proc import start_time
+from mpsagent.linux.threads import THREADS, in_thread
 from tests.agent.stage import A, B, Stage
 
 ASKING = {"CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING": "1"}

@@ -16,11 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mpsagent.agent import acting, lease_body
-from mpsagent.agent.condition import Condition
+from mpsagent.agent import acting
 from mpsagent.agent.orders import Orders
-from mpsagent.agent.page import Instance, Page
-from mpsagent.agent.problem import Problem
 from mpsagent.api import views
 from mpsagent.api.calls import Api
 from mpsagent.api.connections import Bounds
@@ -33,12 +30,16 @@ from mpsagent.core.queue import Queue
 from mpsagent.core.sentences import sentence
 from mpsagent.core.sessions import Session, Sessions
 from mpsagent.core.view import Turn, View
+from mpsagent.linux import listen
 from mpsagent.mps.gpus import GpusSeen
 from mpsagent.mps.limits import Device, Limits
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.shares import Lease, Share
-from mpsagent.system import listen
+from mpsagent.snapshot import lease_body
+from mpsagent.snapshot.condition import Condition
+from mpsagent.snapshot.page import Instance, Page
+from mpsagent.snapshot.problem import Problem
 from tests.policies import in_turns
 
 START = 1795219200.0

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from mpsagent.agent.condition import Condition
 from mpsagent.cli import client
-from mpsagent.system import listen
+from mpsagent.linux import listen
+from mpsagent.snapshot.condition import Condition
 from tests.api.stand_in import START, Served
 
 ROOT = Path(__file__).resolve().parents[2]

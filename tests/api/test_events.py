@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.agent.problem import Problem
 from mpsagent.api import database, history
 from mpsagent.api.connections import Bounds
 from mpsagent.api.database import NAME, Query
@@ -22,6 +21,7 @@ from mpsagent.api.instances import CursorGone, Everything
 from mpsagent.api.metrics import Metrics
 from mpsagent.api.received import Received
 from mpsagent.cli import client
+from mpsagent.snapshot.problem import Problem
 from mpsagent.system.names import Names
 from tests.api.stand_in import Served, StandIn, serve
 from tests.coroutines import until as until_so

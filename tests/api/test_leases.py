@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from mpsagent.agent.lease_body import asked
-from mpsagent.agent.problem import Problem
 from mpsagent.cli import client
 from mpsagent.policy.values import Multiprocessors, Percent
+from mpsagent.snapshot.lease_body import asked
+from mpsagent.snapshot.problem import Problem
 from tests.api.stand_in import OTHER, START, serve
 from tests.api.test_permissions import ask, order
 from tests.cli.program import run

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mpsagent.cli import client
-from mpsagent.system import listen
+from mpsagent.linux import listen
 from tests.api.stand_in import serve
 
 
@@ -44,7 +44,7 @@ def test_the_administrators_socket_is_closed_to_others(tmp_path: Path) -> None:
 def test_without_the_right_to_give_it_away_it_is_roots(tmp_path: Path) -> None:
     """As in the unit's sandbox. There was no socket for administrators at all then."""
     other = next(one.gr_name for one in grp.getgrall() if one.gr_gid not in (0, *os.getgroups()))
-    script = "import sys; from pathlib import Path; from mpsagent.system import listen\n"
+    script = "import sys; from pathlib import Path; from mpsagent.linux import listen\n"
     script += "listen.bind_administrators(Path(sys.argv[1]), sys.argv[2])"
     without = ["setpriv", "--inh-caps", "-chown", "--bounding-set", "-chown"]
     subprocess.run([*without, sys.executable, "-c", script, str(tmp_path / "s"), other], check=True)
@@ -91,9 +91,9 @@ def test_stopping_leaves_the_sockets_file(tmp_path: Path) -> None:
 
 _INHERITS = """
 import os, socket, sys
-from mpsagent.system import listen
+from mpsagent.linux import listen
 os.environ["LISTEN_PID"] = sys.argv[1].replace("me", str(os.getpid()))
-found = listen.inherited()
+found = listen.sockets()
 fds = [s.fileno() for s in found]
 print(len(found), fds, "LISTEN_FDS" in os.environ, [os.get_inheritable(fd) for fd in fds])
 """

@@ -14,7 +14,7 @@ import pytest
 
 from mpsagent.api.connections import Bounds
 from mpsagent.cli import client
-from mpsagent.system import listen
+from mpsagent.linux import listen
 from tests.api import permissions
 from tests.api.stand_in import ADMIN, OTHER, USER, Served, serve
 

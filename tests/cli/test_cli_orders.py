@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from mpsagent.agent.problem import Problem
 from mpsagent.cli import order_text, policy_check
 from mpsagent.cli.verbs import cli
+from mpsagent.snapshot.problem import Problem
 from tests.api.stand_in import ADMIN, USER, Served
 from tests.cli.program import read_on_terminal, run
 from tests.waiting import until

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from mpsagent import __version__
-from mpsagent.agent.condition import Condition
 from mpsagent.cli import answer_text, wording
 from mpsagent.core.model import Drain
 from mpsagent.core.view import Turn
 from mpsagent.policy.identity import Identity
+from mpsagent.snapshot.condition import Condition
 from tests.api.stand_in import ADMIN, OTHER, START, USER, Served, held
 from tests.cli.program import run
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from mpsagent.agent.condition import Condition
 from mpsagent.api import views
 from mpsagent.cli import doctor
+from mpsagent.snapshot.condition import Condition
 from mpsagent.system.control import Problem, installed
 from tests.api.stand_in import START, Served, StandIn, serve
 from tests.cli.program import run

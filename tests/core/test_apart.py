@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from mpsagent.agent.condition import problems
 from mpsagent.agent.conditions import Conditions, note_conditions
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
@@ -13,6 +12,7 @@ from mpsagent.core import transitions as tr
 from mpsagent.core.quitting import LOST
 from mpsagent.core.sentences import sentence
 from mpsagent.core.waiting import waiting
+from mpsagent.snapshot.condition import problems
 from tests.core.harness import ALICE, BOB, CAROL, POLICY, TOGETHER, Stage
 
 APART = '[instance.gpu]\nsharing = "per-user"\ndaemon_idle_timeout = "60s"\n'

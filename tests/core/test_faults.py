@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from mpsagent.agent.condition import problems
 from mpsagent.agent.conditions import Conditions, note_conditions, note_lane
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core.model import Status
 from mpsagent.mps import events as ev
 from mpsagent.policy.identity import Identity
+from mpsagent.snapshot.condition import problems
 from tests.core.harness import ALICE, BOB, PATIENT, Stage
 
 TRIAL = '[limits]\nactive_threads = "30%"\nmemory_limit = "10G"\n[turn]\ntime_limit = "1h"\n'

@@ -206,7 +206,8 @@ def test_a_descriptor_that_takes_long_to_close_holds_nobody_up_where_it_cannot_b
     stage: Stage, tmp_path: Path
 ) -> None:
     """Before Linux 6.16. The api is stopped meanwhile, so that it is the last one who has the descriptor."""
-    (tmp_path / "sitecustomize.py").write_text("import mpsagent.gate.sent_descriptors as one; one.SO_PASSRIGHTS = 9999")
+    code = "import mpsagent.linux.sent_descriptors as one; one.SO_PASSRIGHTS = 9999"
+    (tmp_path / "sitecustomize.py").write_text(code)
     stage.policy(POLICY)
     agent = stage.start_agent(prefix=("env", f"PYTHONPATH={tmp_path}:{Path(__file__).parents[2]}"))
     stage.answering(agent)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from mpsagent.system.processes import stopped
+from mpsagent.linux.processes import stopped
 from mpsagent_sim import gpu
 from tests.conformance import rig as rigs
 from tests.disorder.population import Machine, Population

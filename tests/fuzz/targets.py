@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpsagent.agent import lease_body, saved
+from mpsagent.agent import saved
 from mpsagent.agent.orders import ORDERS, Orders
-from mpsagent.agent.problem import Json, Problem
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core
 from mpsagent.core.inputs import Peer
@@ -28,16 +27,19 @@ from mpsagent.gate import handover as ho
 from mpsagent.gate.handshake import Handshake, Mark
 from mpsagent.gate.handshake_rescue import Rescue
 from mpsagent.gate.store import parse_name
+from mpsagent.linux.peers import Credentials
 from mpsagent.mps import commands, rendezvous
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Device, Limits
 from mpsagent.mps.loglines import LogParser, Source
-from mpsagent.mps.rendezvous import ACKNOWLEDGED, CREDENTIALS, DESCRIPTOR, HELLO, Credentials, Kind
+from mpsagent.mps.rendezvous import ACKNOWLEDGED, CREDENTIALS, DESCRIPTOR, HELLO, Kind
 from mpsagent.mps.skim import Skimmer
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.plausible import in_itself
 from mpsagent.policy.syntax import syntax_error
+from mpsagent.snapshot import lease_body
+from mpsagent.snapshot.problem import Json, Problem
 from mpsagent.system.store import Store
 from mpsagent.wire import codec, link
 from tests import recordings

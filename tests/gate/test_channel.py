@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from mpsagent.gate.channel import Channel
+from mpsagent.linux.channel import Channel
 
 
 def test_the_last_message_of_a_peer_that_left_ours_unread_is_taken() -> None:
@@ -15,7 +15,9 @@ def test_the_last_message_of_a_peer_that_left_ours_unread_is_taken() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         said: list[bytes] = []
         closed = asyncio.Event()
-        channel = Channel(asyncio.get_running_loop(), ours, lambda data, _who, _fds: said.append(data), closed.set)
+        channel = Channel(
+            asyncio.get_running_loop(), ours, lambda data, _who, _fds: said.append(data), closed.set, longest=64
+        )
         channel.send(b"never read")
         theirs.send(b"last word")
         theirs.close()

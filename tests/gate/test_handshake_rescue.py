@@ -12,8 +12,8 @@ from mpsagent.gate.announcement import Announcement, Told
 from mpsagent.gate.handshake_rescue import PATIENCE, SETTLING, UNSURE, Rescue, Rescuer
 from mpsagent.gate.orphans import Orphans
 from mpsagent.gate.store import DaemonName, Store
-from mpsagent.mps.rendezvous import Credentials
-from mpsagent.wire.descriptors import with_descriptors
+from mpsagent.linux.descriptors import with_descriptors
+from mpsagent.linux.peers import Credentials
 
 FD, READY = b"OUTBCUFD\0", b"\0"
 ALL = [b"OUTBCRED\0", bytes(4), b"\xff\0\0\0"]

@@ -248,7 +248,7 @@ def test_a_descriptor_that_takes_long_to_close_is_not_taken(rig: Rig) -> None:
 
 def before_6_16(where: Path, monkeypatch: pytest.MonkeyPatch, more: str = "") -> None:
     """For gates that are started from now on: the kernel cannot refuse descriptors."""
-    script = f"import mpsagent.gate.sent_descriptors as one; one.SO_PASSRIGHTS = 9999\n{more}"
+    script = f"import mpsagent.linux.sent_descriptors as one; one.SO_PASSRIGHTS = 9999\n{more}"
     (where / "sitecustomize.py").write_text(script)
     monkeypatch.setenv("PYTHONPATH", f"{where}:{Path(__file__).parents[2]}")
 

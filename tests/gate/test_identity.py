@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.gate.identity import start_time
-from mpsagent.gate.peers import cgroup_of, contained
+from mpsagent.linux.proc import cgroup_of, contained, start_time
 from mpsagent.mps.rendezvous import CREDENTIALS
 from mpsagent.wire.link import Knock, Left, Refused, Synced
 from tests.gate.rig import ROOT, A, B, Rig, admissions, everybody, introduce, raw
@@ -70,7 +69,8 @@ def test_whether_a_process_is_in_a_pid_namespace_below() -> None:
 _USED_AGAIN = """
 import os, socket, subprocess, sys, time
 from pathlib import Path
-from mpsagent.gate import identity, peers
+from mpsagent.linux import proc
+from mpsagent.linux import peers
 from mpsagent.gate.connection import accepted
 path, users, other, pidfds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 if pidfds == "without":
@@ -95,8 +95,8 @@ else:
 connection = accepted(listener.accept()[0], 1, lambda one: None, privileged=False)
 assert connection.peer.pid == pid and connection.peer.uid == users
 held = peers.peer_pidfd(connection.sock, pid, connection.start)
-print("told of", connection.start == identity.start_time(pid))
-print("held", held is not None and identity.pid_of(held) == pid)
+print("told of", connection.start == proc.start_time(pid))
+print("held", held is not None and proc.pid_of(held) == pid)
 bystander.kill()
 """
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mpsagent.gate.handshake import Handshake, Mark
+from mpsagent.linux.peers import Credentials
 from mpsagent.mps import rendezvous
-from mpsagent.mps.rendezvous import Answer, Credentials, Exit, Kind
+from mpsagent.mps.rendezvous import Answer, Exit, Kind
 from mpsagent.mps.session import How, Session
 
 PEER = Credentials(574, 1101, 1101)

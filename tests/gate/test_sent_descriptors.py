@@ -8,8 +8,8 @@ from pathlib import Path
 
 _BEFORE_6_16 = r"""
 import array, asyncio, os, socket, time
-from mpsagent.gate import sent_descriptors
-from mpsagent.gate.channel import Channel
+from mpsagent.linux import sent_descriptors
+from mpsagent.linux.channel import Channel
 sent_descriptors.SO_PASSRIGHTS = 9999
 sent_descriptors.watch_over()
 def pair():
@@ -60,7 +60,7 @@ def test_a_channel_to_a_user_ends_at_a_message_with_descriptors() -> None:
     before_6_16(r"""
 async def main():
     ended, said = asyncio.Event(), []
-    Channel(asyncio.get_running_loop(), ours, lambda data, *_: said.append(data), ended.set, users=True)
+    Channel(asyncio.get_running_loop(), ours, lambda data, *_: said.append(data), ended.set, longest=64, users=True)
     user.send(b"without"); user.sendmsg([b"with"], rights)
     await asyncio.wait_for(ended.wait(), 30)
     assert said == [b"without"], said

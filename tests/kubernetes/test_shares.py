@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mpsagent.agent.lease_body import NAME
-from mpsagent.agent.lease_body import asked as checked
 from mpsagent.policy.policy import Policy
+from mpsagent.snapshot.lease_body import NAME
+from mpsagent.snapshot.lease_body import asked as checked
 from mpsagent_kubernetes.shares import LASTING, Pod, Shares, has_lease, is_uid, lease, ours, renewed
 
 UID = "1b4e28ba-2fa1-11d2-883f-0016d3cca427"

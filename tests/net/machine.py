@@ -22,7 +22,6 @@ from click.testing import CliRunner
 import mpsagent
 from mpsagent.agent.conditions import Conditions, note_conditions, note_lane
 from mpsagent.agent.node import Node
-from mpsagent.agent.problem import Problem
 from mpsagent.agent.records import action_record
 from mpsagent.api.instances import Everything
 from mpsagent.api.metrics import Metrics
@@ -38,6 +37,7 @@ from mpsagent.core.transitions import transition_fields
 from mpsagent.policy import apart, instances
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
+from mpsagent.snapshot.problem import Problem
 from mpsagent.wire import codec, link
 from tests.core.harness import NAMES, POLICY, Stage, policy
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from mpsagent.linux.processes import stopped
 from mpsagent.mps.units import multiprocessors_for_percent
-from mpsagent.system.processes import stopped
 from tests.agent.stage import USERS, Agent, Stage, alive
 from tests.conformance.backends import other_users_python
 from tests.scenes.stage import backend_of

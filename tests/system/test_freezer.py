@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from mpsagent.linux.processes import Process
 from mpsagent.system.freezer import Freezer
-from mpsagent.system.processes import Process
 
 SLEEPER = "sleep 600"
 PYTHON = f"import subprocess; print('ended with', subprocess.run({SLEEPER.split()}).returncode)"

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from mpsagent.linux.processes import Process
 from mpsagent.system import gate_link
 from mpsagent.system.gate_link import GateLink
-from mpsagent.system.processes import Process
 from mpsagent.wire.codec import LONGEST_PACKET, LinkError, encode
 from mpsagent.wire.link import (
     VERSION,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from mpsagent.linux.processes import Process
 from mpsagent.system.gpu_files import GpuFiles
-from mpsagent.system.processes import Process
 
 OPENS = """
 import fcntl, sys

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.system import lock
+from mpsagent.linux import lock
 
 HOLDER = """
 import sys, time
-from mpsagent.system import lock
+from mpsagent.linux import lock
 fd = lock.take(sys.argv[1], "a test")
 print("held", flush=True)
 time.sleep(600)

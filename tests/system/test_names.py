@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from mpsagent.linux import threads
+from mpsagent.linux.threads import in_thread
 from mpsagent.policy.identity import Identity
 from mpsagent.system import names as module
-from mpsagent.system import threads
 from mpsagent.system.names import Names
-from mpsagent.system.threads import in_thread
 from tests.coroutines import until
 from tests.system.conftest import Play
 

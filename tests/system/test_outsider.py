@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.gate.identity import start_time
+from mpsagent.linux.proc import start_time
 from mpsagent.system.outsider import Shown, environment_of, facts, lifts
 
 

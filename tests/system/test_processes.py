@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from mpsagent.gate.identity import ids, start_time
+from mpsagent.linux.proc import ids, start_time
+from mpsagent.linux.processes import Process, open_files, parent, stopped
 from mpsagent.system import control_search
-from mpsagent.system.processes import Process, open_files, parent, stopped
 from tests.conformance.backends import other_users_python
 from tests.coroutines import until
 from tests.setuid import become, setuid_python
@@ -164,7 +164,7 @@ def test_the_real_uid_counts_and_a_refusal_is_said() -> None:
 REUSE = textwrap.dedent(
     """
     import os, signal, subprocess, sys
-    from mpsagent.system.processes import Process
+    from mpsagent.linux.processes import Process
     victim = subprocess.Popen(["sleep", "600"])
     held = Process.open(victim.pid, 0)
     assert held is not None

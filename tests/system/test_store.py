@@ -58,14 +58,14 @@ def test_many_changes_become_few_writes_and_the_loop_never_waits(
 ) -> None:
     """A disk that takes its time: 1,000 positions in a log are not 1,000 writes."""
     writes: list[str] = []
-    real = module.whole_file.write
+    real = module.atomic_file.write
 
     def slow(path: Path, text: str, *, lasting: bool) -> None:
         writes.append(text)
         time.sleep(0.05)
         real(path, text, lasting=lasting)
 
-    monkeypatch.setattr(module.whole_file, "write", slow)
+    monkeypatch.setattr(module.atomic_file, "write", slow)
 
     async def scenario() -> None:
         store = Store(tmp_path / "state.json")

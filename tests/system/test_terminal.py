@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.gate.identity import start_time
+from mpsagent.linux.proc import start_time
 from mpsagent.system import terminal
 from mpsagent.system.control_unit import UnitState
 from tests.conformance.rig import USERS

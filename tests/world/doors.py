@@ -884,13 +884,13 @@ STANDS_FOR: dict[Any, Any] = {
     ResourceModule.real: resource, ShutilModule.real: ShutilModule(), AccountsModule.real: AccountsModule(),
     real_grp: AccountsModule(), pathlib.Path: Path, real_psutil: PsutilModule(),
 }  # fmt: skip
-REAL = ("gate", "agent", "system", "wire", "api")
+REAL = ("linux", "gate", "agent", "system", "wire", "api")
 """Layers of mpsagent that reach the outside. The layers below them do not."""
 
 
 @functools.cache
 def _doors() -> list[tuple[dict[str, Any], str, Any]]:
-    """Every name in gate, agent, api, system and wire that leads to the outside, and what stands there in a world."""
+    """Every name in the rooms `REAL` that leads to the outside, and its stand-in in a world."""
     found: list[tuple[dict[str, Any], str, Any]] = []
     for module in [one for name, one in sorted(sys.modules.items()) if name.startswith("mpsagent.")]:
         if module.__name__.split(".")[1] not in REAL:

@@ -16,7 +16,7 @@ def test_every_promise_holds_on_a_few_days_of_trouble(name: str) -> None:
 
 
 def test_a_signal_to_who_has_become_another_user_s_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpsagent.system.processes.Process.is_anothers", lambda self: False)
+    monkeypatch.setattr("mpsagent.linux.processes.Process.is_anothers", lambda self: False)
     guests = (*(Guest(2.0 + place, 2004, 30.0, kind="becoming") for place in range(8)), Guest(6.0, 2005, 1.0))
     text = '[turn]\ntime_limit = "4s"\ngrace = "1s"\n'
     days = (

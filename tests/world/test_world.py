@@ -65,7 +65,7 @@ LEADS_OUTSIDE = {
     "subprocess",
     "time",
 }
-PROGRAMS = {"mpsagent.system.threads", "mpsagent.agent.gate_keeper"}
+PROGRAMS = {"mpsagent.linux.threads", "mpsagent.agent.gate_keeper"}
 """What starts threads and programs there is replaced as a whole."""
 
 

@@ -25,9 +25,9 @@ from mpsagent.api.metrics import Metrics
 from mpsagent.api.received import Received
 from mpsagent.gate import keeper, service
 from mpsagent.gate.loop import Gate, Options
+from mpsagent.linux.peers import Credentials
 from mpsagent.mps.gpus import ComputeProcess, Gpu
 from mpsagent.mps.limits import Device
-from mpsagent.mps.rendezvous import Credentials
 from mpsagent.mps.work import Work
 from mpsagent.policy.identity import Identity
 from mpsagent.system.control_child import ControlChild
@@ -503,7 +503,7 @@ class World:
         telling = _Telling(self)
         return {
             ("mpsagent.agent.host", "GpuFiles"): GpuFiles,
-            ("mpsagent.gate.peers", "peers_have_pidfds"): lambda: True,
+            ("mpsagent.linux.peers", "peers_have_pidfds"): lambda: True,
             ("mpsagent.gate.loop", "say"): lambda text: world.gate_says(text),
             ("mpsagent.gate.keeper", "say"): lambda text: world.gate_says(text),
             ("mpsagent.gate.handovers", "OURSELVES"): Credentials(1, 0, 0),

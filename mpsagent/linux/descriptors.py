@@ -1,9 +1,11 @@
-"""What comes beside a message at a Unix socket: descriptors (SCM_RIGHTS), as Linux packs them. Pure."""
+"""Descriptors that are sent with a message at a Unix socket (SCM_RIGHTS), as Linux packs them."""
 
 from __future__ import annotations
 
 import array
+import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 SOL_SOCKET = SCM_RIGHTS = 1
 SCM_CREDENTIALS = 2
@@ -14,13 +16,22 @@ _NUMBER = array.array("i").itemsize
 
 
 def with_descriptors(descriptors: Iterable[int]) -> Ancillary:
+    """Return the ancillary data that sends these descriptors."""
     numbers = array.array("i", descriptors)
     return ((SOL_SOCKET, SCM_RIGHTS, numbers.tobytes()),) if numbers else ()
 
 
 def descriptors_in(ancillary: Ancillary) -> list[int]:
+    """Return the descriptors that were received."""
     found = array.array("i")
     for level, kind, content in ancillary:
         if level == SOL_SOCKET and kind == SCM_RIGHTS:
             found.frombytes(content[: len(content) - len(content) % _NUMBER])
     return list(found)
+
+
+def close_all(descriptors: Iterable[int]) -> None:
+    """Close each of these descriptors that is open."""
+    for descriptor in descriptors:
+        with suppress(OSError):
+            os.close(descriptor)

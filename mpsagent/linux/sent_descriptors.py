@@ -21,8 +21,8 @@ import threading
 import time
 from contextlib import suppress
 
-from mpsagent.mps.rendezvous import CREDENTIALS_SIZE
-from mpsagent.wire.descriptors import SO_PASSCRED, descriptors_in
+from mpsagent.linux.descriptors import SO_PASSCRED, descriptors_in
+from mpsagent.linux.peers import CREDENTIALS_SIZE
 
 SO_PASSRIGHTS = 83
 LOOK, QUICK_LOOK, QUICK = 0.2, 0.002, 10.0

@@ -14,10 +14,7 @@ from functools import cache
 
 import psutil
 
-from mpsagent.gate import identity
-from mpsagent.gate.identity import command as command
-from mpsagent.gate.identity import ids as ids
-from mpsagent.gate.identity import start_time as start_time
+from mpsagent.linux import proc
 
 LONGEST_LINEAGE = 64
 NS_GET_PARENT, NS_GET_OWNER_UID = 0xB702, 0xB704  # linux/nsfs.h
@@ -56,8 +53,8 @@ class Process:
         except (OSError, OverflowError):
             return None
         # What /proc says now is about this very process if the pidfd is still alive afterwards.
-        start, uids = identity.start_time(pid), identity.ids(pid, b"Uid:")
-        found = bool(start and uids) and not identity.has_ended(fd)
+        start, uids = proc.start_time(pid), proc.ids(pid, b"Uid:")
+        found = bool(start and uids) and not proc.has_ended(fd)
         if not found or uid not in (None, uids[0]) or started not in (None, start):
             os.close(fd)
             return None
@@ -67,20 +64,20 @@ class Process:
     def from_pidfd(cls, fd: int, pid: int, uid: int, started: int) -> Process:
         """The process of a pidfd that came from elsewhere (the gate, over a socket); the pidfd is ours from now on, and
         whoever passed it knows the rest. Raises ValueError, and closes it, when it is no pidfd of that process."""
-        if pid <= 0 or identity.pid_of(fd) not in (pid, -1):
+        if pid <= 0 or proc.pid_of(fd) not in (pid, -1):
             os.close(fd)
             raise ValueError(f"descriptor {fd} is not a pidfd of process {pid}")
         return cls(pid, fd, started, uid)
 
     @property
     def alive(self) -> bool:
-        return self._fd >= 0 and not identity.has_ended(self._fd)
+        return self._fd >= 0 and not proc.has_ended(self._fd)
 
     def send(self, number: int) -> str | None:
         """Sends a signal. None when it was sent, else why not. Only SIGCONT goes to one that is another user's now."""
         if self._fd < 0:
             return f"process {self.pid} is not held any more"
-        if identity.has_ended(self._fd):
+        if proc.has_ended(self._fd):
             return f"process {self.pid} has already ended"
         if number != signal.SIGCONT and self.is_anothers():
             return f"process {self.pid} of uid {self.uid} runs a setuid program of another user: nothing was sent"
@@ -118,14 +115,14 @@ class Process:
         """It has executed a setuid program, and is the same process for all that (pid, start, pidfd). By the kernel's
         rule the user may signal it where its real or saved uid is the user's still, or its user namespace is; and root
         may signal anybody's."""
-        uids = identity.ids(self.pid, b"Uid:")
+        uids = proc.ids(self.pid, b"Uid:")
         if not uids or self.uid in (0, uids[0], uids[2]):
             return False
         return self.uid not in _namespace_owners(self.pid)
 
     def handles(self, number: int) -> bool:
         """Return whether it has a handler for a signal, or ignores it, so that the signal does not end it."""
-        found = identity.signals(self.pid, b"SigCgt:") | identity.signals(self.pid, b"SigIgn:")
+        found = proc.signals(self.pid, b"SigCgt:") | proc.signals(self.pid, b"SigIgn:")
         return bool(found >> (number - 1) & 1) and self.alive
 
     def stopped(self) -> bool:
@@ -175,7 +172,7 @@ def lineage(pid: int) -> tuple[tuple[int, int], ...]:
     """(pid, start time) of a process and of those that it descends from, as far as they can be read."""
     found: list[tuple[int, int]] = []
     while pid > 1 and len(found) < LONGEST_LINEAGE:
-        if not (fields := identity.fields(pid)):
+        if not (fields := proc.fields(pid)):
             break
         found.append((pid, int(fields[19])))
         pid = int(fields[1])

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from mpsagent.agent.problem import Json, Problem
 from mpsagent.core.view import View
 from mpsagent.mps.units import iso, parse_duration
 from mpsagent.policy import parse, values
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.keys import ATTRIBUTES_OF_CGROUPS, OF_CGROUPS, key
 from mpsagent.policy.shares import Lease
+from mpsagent.snapshot.problem import Json, Problem
 
 KEYS: dict[str, type | tuple[type, ...]] = {
     "uid": int, "cgroup": str, "pid": int, "active_threads": (int, str), "memory_limit": (str, dict),

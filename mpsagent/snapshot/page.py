@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from mpsagent.agent.condition import Condition
 from mpsagent.core.outside import Outsider
 from mpsagent.core.placement import Place
 from mpsagent.core.transitions import Transition
@@ -20,6 +19,7 @@ from mpsagent.core.waiting import Waiting
 from mpsagent.mps.gpus import GpusSeen
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
+from mpsagent.snapshot.condition import Condition
 
 LENGTH, SAID = struct.Struct(">I"), struct.Struct(">cQ")
 HAS, SHOWS, LOOK = b"h", b"s", b"l"

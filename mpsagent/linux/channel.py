@@ -7,13 +7,12 @@ import os
 import select
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable
 from typing import NamedTuple
 
-from mpsagent.gate.sent_descriptors import let_go, look_first
-from mpsagent.mps.rendezvous import CREDENTIALS_SIZE, LONGEST_MESSAGE, Credentials
-from mpsagent.wire.descriptors import SCM_CREDENTIALS, Ancillary, descriptors_in, with_descriptors
+from mpsagent.linux.descriptors import SCM_CREDENTIALS, Ancillary, close_all, descriptors_in, with_descriptors
+from mpsagent.linux.peers import CREDENTIALS_SIZE, Credentials
+from mpsagent.linux.sent_descriptors import let_go, look_first
 
 MOST_WAITING = 4096
 """Messages that may wait for a peer that does not read; beyond it the channel closes."""
@@ -53,12 +52,6 @@ def take(
     return data, who, descriptors_in(ancillary)
 
 
-def close_all(descriptors: Iterable[int]) -> None:
-    for descriptor in descriptors:
-        with suppress(OSError):
-            os.close(descriptor)
-
-
 def hung_up(descriptor: int) -> bool:
     """Whether the peer of a socket has, also while nothing is read."""
     poll = select.poll()
@@ -78,7 +71,7 @@ class Channel:
         receive: Receive,
         closed: Callable[[], None],
         *,
-        longest: int = LONGEST_MESSAGE,
+        longest: int,
         descriptors: int = 0,
         most_waiting: int = MOST_WAITING,
         at_a_time: int = AT_A_TIME,

@@ -1,0 +1,1 @@
+"""The values that the agent sends to the api, and the errors with which both answer."""
