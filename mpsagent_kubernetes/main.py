@@ -34,6 +34,26 @@ log = logging.getLogger("mpsagent-kubernetes")
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(mpsagent.__version__, prog_name="mpsagent-kubernetes")
 @click.option("--resource", default="nvidia.com/mps-share", show_default=True, help="What pods ask for.")
+@click.option(
+    "--shares",
+    type=click.IntRange(1, 1000),
+    default=100,
+    show_default=True,
+    help="The number of shares of the GPU. Change it while no pod has shares.",
+)
+@click.option(
+    "--share-memory/--no-share-memory",
+    default=True,
+    show_default=True,
+    help="Whether a share is also a share of the memory; else the user's limit of memory counts.",
+)
+@click.option(
+    "--processes-per-pod",
+    type=click.IntRange(1, 48),
+    default=1,
+    show_default=True,
+    help="Processes of a pod that use its shares together, each an equal part. The next one waits.",
+)
 @click.option("--node", envvar="NODE_NAME", help="The node's name, for its condition and events. [env: NODE_NAME]")
 @click.option("--socket", default=DEFAULT_SOCKET, show_default=True, help="The agent's.")
 @click.option("--plugins", type=Path, default="/var/lib/kubelet/device-plugins", show_default=True)
@@ -43,8 +63,8 @@ log = logging.getLogger("mpsagent-kubernetes")
 @click.option("--patience", type=float, default=30.0, show_default=True,
               help="Seconds that a container (20 at most) and the node's shares wait for an agent.")  # fmt: skip
 def main(
-    resource: str, node: str | None, socket: str, plugins: Path, pod_resources: Path, logs: Path, cgroups: Path,
-    patience: float,
+    resource: str, shares: int, share_memory: bool, processes_per_pod: int, node: str | None, socket: str,
+    plugins: Path, pod_resources: Path, logs: Path, cgroups: Path, patience: float,
 ) -> None:  # fmt: skip
     """The device plugin of mpsagent: runs on each node, beside the agent."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
@@ -57,30 +77,13 @@ def main(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     agent = NodeAgent(socket)
-    shares = _shares(agent, stop)
-    if shares is None:
-        return
-    plugin = Plugin(agent, Pods(logs, cgroups), shares, lambda: shares_of_pods(pod_resources, resource), patience)
+    given = Shares(shares, share_memory, processes_per_pod)
+    plugin = Plugin(agent, Pods(logs, cgroups), given, lambda: shares_of_pods(pod_resources, resource), patience)
     kubelet = AtKubelet(plugins, "mpsagent.sock", resource, plugin.handlers())
     send = cluster.in_cluster() if node else None
     told = cluster.Node(node, send) if node and send else None
     _run(stop, agent, plugin, kubelet, told, patience)
     kubelet.stop()
-
-
-def _shares(agent: NodeAgent, stop: threading.Event) -> Shares | None:
-    """Of the policy in force when the plugin starts; None: it was stopped first. Pods that run have shares of that
-    size, so another size takes hold at the next start."""
-    said = ""
-    while not stop.is_set():
-        try:
-            return agent.shares()
-        except (Unreachable, Refused) as error:
-            if str(error) != said:
-                said = str(error)
-                log.warning("the agent does not say what the policy gives: %s", error)
-        stop.wait(EVERY)
-    return None
 
 
 def _run(
@@ -104,7 +107,7 @@ def _run(
             log.warning("%s: %s", what, why)
         said[what] = why
 
-    well, settled, shown, before = time.monotonic(), float("-inf"), float("-inf"), Health(True)
+    well, settled, shown, before = float("-inf"), float("-inf"), float("-inf"), Health(True)
     while not stop.is_set():
         now, health = time.monotonic(), agent.health()
         well = now if health.well else well

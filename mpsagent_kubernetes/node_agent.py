@@ -6,11 +6,9 @@ import json
 from typing import NamedTuple
 
 from mpsagent.cli import client
-from mpsagent_kubernetes.shares import Json, Shares
+from mpsagent_kubernetes.shares import Json
 
 DEADLINE = 5.0
-KEYS = {"kubernetes.shares": "count", "kubernetes.share_memory": "memory", "kubernetes.processes_per_pod": "processes"}
-"""Of the policy, with the names that they have here."""
 
 
 class Health(NamedTuple):
@@ -37,11 +35,6 @@ class NodeAgent:
         except (ValueError, AttributeError):
             pass
         return Health(None, "mpsagent does not answer")
-
-    def shares(self) -> Shares:
-        answer, _ = client.ask(self._socket, "/v1/policy", DEADLINE)
-        given = {KEYS[key]: one["value"] for key, one in answer["sections"].items() if key in KEYS}
-        return Shares(**given)
 
     def leases(self) -> list[Json]:
         answer, _ = client.ask(self._socket, "/v1/leases", DEADLINE)

@@ -12,7 +12,7 @@ from mpsagent.cli.tables import WIDE, table
 from mpsagent.cli.wording import Json, local, safe, whose_turn
 from mpsagent.mps.units import duration_text, limit_text
 
-COUNTS = ("max_clients", "max_contexts", "queue_priority", "max_users", "shares", "processes_per_pod")
+COUNTS = ("max_clients", "max_contexts", "queue_priority", "max_users")
 """Keys whose number is one, and no time."""
 NEVER = ("time_limit", "max_runtime", "idle_timeout")
 

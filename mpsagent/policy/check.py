@@ -67,7 +67,7 @@ def _walk(table: Table, written: Mapping[str, Any], path: Path, found: Checked) 
         below = table.below(name)
         if below is None:
             kind = "section" if isinstance(value, dict) and not path else "key"
-            problem = "this key no longer exists" if name in table.removed else f"unknown {kind}"
+            problem = f"this {kind} no longer exists" if name in table.removed else f"unknown {kind}"
             found.wrong(here, problem, "" if found.full() else _meant(table, here, value))
             continue
         if table.each is not None:

@@ -347,21 +347,6 @@ KEYS: tuple[Key, ...] = (
         "how large its file may get; the oldest records go first, then sessions",
         1 << 30, attribute="history_size",
     ),
-    # --- pods
-    Key(
-        "kubernetes", "shares", kinds.whole(1, 1000), _ALL,
-        "into how many shares the GPU is divided: the most `nvidia.com/mps-share` that pods have together", 100,
-        attribute="kubernetes_shares",
-    ),
-    Key(
-        "kubernetes", "share_memory", FLAG, _ALL,
-        "`true`: a share is as much of the memory as of the threads; `false`: the user's limit of memory counts", True,
-    ),
-    Key(
-        "kubernetes", "processes_per_pod", kinds.whole(1, 48), _ALL,
-        "how many processes of a pod have its shares together, each an equal part; the next one waits", 1,
-        attribute="kubernetes_processes",
-    ),
     # --- programs of the administrator's
     Key(
         "hooks", "pre_terminate", kinds.path(1024), _ALL,
@@ -388,7 +373,6 @@ SECTIONS: dict[str, str] = {
     "instance": "one control daemon; `[instance.NAME.limits]` and `[instance.NAME.turn]` hold there for everybody",
     "agent": "the agent itself",
     "history": "what is kept of what happened",
-    "kubernetes": "what pods may ask for",
     "hooks": "programs of yours",
 }
 """The sections in the order of the reference, with their words."""
@@ -413,7 +397,6 @@ OLD_KEYS: dict[str, dict[str, str]] = {
         "bypass_exempt": "outside_mps_exempt", "control_program": "control_daemon_path",
     },
     "history": {"keep": "retention", "size": "max_size"},
-    "kubernetes": {"processes": "processes_per_pod"},
     "hooks": {"before_end": "pre_terminate", "warning": "turn_warning", "deadline": "timeout"},
 }  # fmt: skip
 """Names from before version 1.0 by section. They are mistakes, and the hint has the new name."""
@@ -422,6 +405,9 @@ _SERVER = "remove it: `server` is the time for a server's start, and for its exi
 _QUIT = "remove it: `control_daemon` is the time for `quit`, too"
 _TERMINATE = "remove it: a client that `terminate_client` has not ended after 5 s is sent SIGTERM"
 REMOVED_KEYS: dict[str, dict[str, str]] = {
+    "": {
+        "kubernetes": "remove it: give mpsagent-kubernetes the options --shares, --share-memory, --processes-per-pod",
+    },
     "timeouts": {
         "server_ready": _SERVER,
         "server_start": _SERVER,

@@ -250,10 +250,6 @@ class Policy:
     history_keep: float = default("history", "retention")
     history_size: int = default("history", "max_size")
 
-    kubernetes_shares: int = default("kubernetes", "shares")
-    share_memory: bool = default("kubernetes", "share_memory")
-    kubernetes_processes: int = default("kubernetes", "processes_per_pod")
-
     users: frozenset[str] = frozenset()
     groups: tuple[str, ...] = ()
     denies: bool = True

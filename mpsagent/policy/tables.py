@@ -62,7 +62,14 @@ def _root() -> Table:
         "instance": Table("instance", SECTIONS["instance"], each=instance, name=parse.instance),
     }
     keys = {key.name: key for key in keys_of("")}
-    return Table("", "A policy of mpsagent.", keys, {**tables, **named}, old={**OLD_KEYS[""], **OLD_SECTIONS})
+    return Table(
+        "",
+        "A policy of mpsagent.",
+        keys,
+        {**tables, **named},
+        old={**OLD_KEYS[""], **OLD_SECTIONS},
+        removed=REMOVED_KEYS[""],
+    )
 
 
 ROOT = _root()

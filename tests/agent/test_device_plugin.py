@@ -27,11 +27,9 @@ pytestmark = [
 
 USER = rigs.USERS[0]
 SHARES = 10
-POLICY = f"""[limits]
+POLICY = """[limits]
 active_threads = '5%'
 total_active_threads = '100%'
-[kubernetes]
-shares = {SHARES}
 """
 PLUGIN = (sys.executable, "-c", "from mpsagent_kubernetes.main import main; main()")
 UIDS = {name: f"{number}b4e28ba-2fa1-11d2-883f-0016d3cca427" for number, name in enumerate(("a", "b", "c", "d"))}
@@ -62,7 +60,15 @@ class Node:
 
     def start_plugin(self) -> rigs.Started:
         kubelet = self.kubelet
-        words = [*PLUGIN, "--socket", str(self.stage.place / "agent.sock"), "--plugins", str(kubelet.plugins)]
+        words = [
+            *PLUGIN,
+            "--shares",
+            str(SHARES),
+            "--socket",
+            str(self.stage.place / "agent.sock"),
+            "--plugins",
+            str(kubelet.plugins),
+        ]
         words += ["--pod-resources", str(kubelet.pods / "kubelet.sock"), "--logs", str(kubelet.logs)]
         return self.stage.rig.run(
             [*words, "--cgroups", str(self.pods.parent), "--patience", str(self.patience)], env={**os.environ}

@@ -223,7 +223,7 @@ def test_the_policy_is_shown_as_a_table() -> None:
 
 
 def test_values_are_shown_as_people_write_them() -> None:
-    """Seen: 26 multiprocessors as "1M", a weight of 3 as "3.0", 10 shares as "10.0s", a size of 1G as "12427d13h", and
+    """Seen: 26 multiprocessors as "1M", a weight of 3 as "3.0", 9 users as "9.0s", a size of 1G as "12427d13h", and
     a table by device and a list as Python has them."""
     text = """
 [limits]
@@ -244,8 +244,6 @@ outside_mps_exempt = []
 max_users = 9
 [history]
 max_size = "1G"
-[kubernetes]
-shares = 10
 """
     policy, errors = load([("p.toml", text)])
     assert policy is not None, errors
@@ -255,7 +253,7 @@ shares = 10
         "26 multiprocessors", "0=20G 1=3584M GPU-1=10%", "never",
         "weight 3", "1G on each of 2 GPUs",
         "for 4 clients, double", "1=1G", "7",
-        "GPU-1, GPU-2", "a, b", "none", "9", "1G", "10",
+        "GPU-1, GPU-2", "a, b", "none", "9", "1G",
     ]  # fmt: skip
 
 

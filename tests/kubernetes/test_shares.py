@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from mpsagent.policy.policy import Policy
 from mpsagent.snapshot.lease_body import NAME
 from mpsagent.snapshot.lease_body import asked as checked
 from mpsagent_kubernetes.shares import LASTING, Pod, Shares, has_lease, is_uid, lease, ours, renewed
@@ -24,11 +23,6 @@ def given(**changed: Any) -> dict[str, Any]:
         "total_active_threads": "60%", "total_memory_limit": "60%", "max_clients": None,
         "until": "2027-02-14T08:00:00.000+00:00", **changed,
     }  # fmt: skip
-
-
-def test_the_defaults_are_the_policys() -> None:
-    policy = Policy()
-    assert Shares() == Shares(policy.kubernetes_shares, policy.share_memory, policy.kubernetes_processes)
 
 
 @pytest.mark.parametrize(("count", "shares", "percent"), [(100, 30, 30.0), (10, 3, 30.0), (7, 2, 28.5), (3, 3, 100.0)])
