@@ -18,6 +18,7 @@ from pathlib import Path
 
 from mpsagent.agent.recorder import Recorder
 from mpsagent.agent.settings import Settings
+from mpsagent.linux.backoff import Backoff
 from mpsagent.linux.processes import Process, parent
 from mpsagent.system import directories
 from mpsagent.system.gate_units import GateUnits
@@ -54,7 +55,7 @@ class GateKeeper:
         self._environment = environment
         self._gate = gate
         self._units = GateUnits()
-        self._asking, self._ask_at, self._ask_rest = False, float("-inf"), UNITS_AGAIN
+        self._asking, self._ask_at, self._ask_again = False, float("-inf"), Backoff(UNITS_AGAIN, UNITS_AGAIN_MOST)
         self._child: subprocess.Popen[bytes] | None = None
         self._held: Process | None = None
         self._since, self._rest = float("-inf"), REST
@@ -102,8 +103,9 @@ class GateKeeper:
     async def _ask_units(self) -> None:
         what = await self._units.ensure(self._where())
         now = self._clock.now()
-        self._ask_rest = UNITS_AGAIN if what is None else min(2 * self._ask_rest, UNITS_AGAIN_MOST)
-        self._asking, self._ask_at = False, now + self._ask_rest
+        if what is None:
+            self._ask_again.reset()
+        self._asking, self._ask_at = False, now + self._ask_again.pause()
         if self._conditions.set("gate units", what, now, "the agent goes on trying") and what is not None:
             self._recorder.record("gate.units", now, text=what)
 

@@ -16,6 +16,7 @@ from contextlib import suppress
 
 import mpsagent
 from mpsagent.core.transitions import Transition
+from mpsagent.linux.backoff import Backoff
 from mpsagent.snapshot.page import HAS, LENGTH, LOOK, SAID, SHOWS, Frame, Page, Record, as_bytes
 
 EVERY = 0.1
@@ -180,7 +181,7 @@ class Showing(asyncio.Protocol):
     # --- the connection
 
     async def _reach(self) -> None:
-        loop, pause = asyncio.get_running_loop(), AGAIN
+        loop, again = asyncio.get_running_loop(), Backoff(AGAIN, AGAIN_MOST)
         while True:
             begun = loop.time()
             try:
@@ -191,8 +192,9 @@ class Showing(asyncio.Protocol):
                 self.away = "it has ended, and is started again"
             except OSError as error:
                 self.away = error.strerror or str(error)
-            pause = AGAIN if loop.time() > begun + 2 * AGAIN_MOST else min(2 * pause, AGAIN_MOST)
-            await asyncio.sleep(pause)
+            if loop.time() > begun + 2 * AGAIN_MOST:
+                again.reset()
+            await asyncio.sleep(again.pause())
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from mpsagent.api import database
 from mpsagent.api.database import NAME, Database, Record, Row, Unusable, session_row
 from mpsagent.core.sessions import Key, Sessions
+from mpsagent.linux.backoff import Backoff
 from mpsagent.linux.threads import in_thread
 
 T = TypeVar("T")
@@ -65,7 +66,7 @@ class History:
         self._last = 0
         self._shown = 0
         self._database: Database | None = None
-        self._retry = RETRY_FIRST
+        self._retry = Backoff(RETRY_FIRST, RETRY_LAST)
         self._writing: asyncio.Task[None] | None = None
         self._in_flight = 0
         """Records at the head of ``_pending`` that a thread is writing just now."""
@@ -199,8 +200,7 @@ class History:
         time to answer."""
         while self._pending:
             if self.problem is not None:
-                await asyncio.sleep(self._retry)
-                self._retry = min(self._retry * 2, RETRY_LAST)
+                await asyncio.sleep(self._retry.pause())
             step = asyncio.ensure_future(in_thread(self._put_in_thread, self._batch(), deadline=FOREVER))
             done, _ = await asyncio.wait({step}, timeout=SLOW)
             if not done:
@@ -209,7 +209,7 @@ class History:
             with suppress(TimeoutError):  # no thread to be had
                 await step
             if self._account():
-                self._retry = RETRY_FIRST
+                self._retry.reset()
         self._writing = None
 
     def _batch(self) -> Sequence[Written]:

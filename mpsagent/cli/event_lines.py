@@ -22,6 +22,7 @@ from mpsagent.cli.ask import (
     unreachable,
     width,
 )  # fmt: skip
+from mpsagent.linux.backoff import Backoff
 
 PAGE, MOST_PAGES = 1000, 5
 """Records that are asked for at a time, and how often, to find those that people are told."""
@@ -119,11 +120,12 @@ def _told(found: list[Json]) -> list[Json]:
 
 def follow(path: str, cursor: int | None, limit: int, shown: Events) -> None:
     """Events as they come, for ever. A lost connection is taken up where it ended."""
-    reached, pause = False, 0.5
+    reached, again = False, Backoff(0.5, 5.0)
     while True:
         try:
             for line in client.lines(path, target("/v1/events", {"follow": 1, "limit": limit, "cursor": cursor})):
-                reached, pause = True, 0.5
+                reached = True
+                again.reset()
                 event = json.loads(line)
                 if "cursor" not in event:
                     raise client.Refused(410, event)
@@ -147,10 +149,9 @@ def follow(path: str, cursor: int | None, limit: int, shown: Events) -> None:
                 unreachable(gone)
         limit = 1000
         try:
-            time.sleep(pause)
+            time.sleep(again.pause())
         except KeyboardInterrupt:
             return
-        pause = min(5.0, pause * 2)
 
 
 def until_ended(path: str, cursor: int, pids: list[int], seconds: float | None = None) -> int:

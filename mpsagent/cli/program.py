@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from mpsagent.cli import client
+from mpsagent.linux.backoff import Backoff
 
 Json = dict[str, Any]
 
@@ -207,6 +208,7 @@ class Told:
 
     def follow(self) -> None:
         """For ever. What happened while the api was away is over."""
+        again = Backoff(AGAIN, AGAIN)
         while True:
             try:
                 cursor = client.ask(self._path, "/v1/events?limit=1")[0]["cursor"]
@@ -222,7 +224,7 @@ class Told:
                 self._say(f"{safe(gone, 200)}; the program runs all the same")
             except (client.Refused, ValueError, KeyError):
                 pass
-            time.sleep(AGAIN)
+            time.sleep(again.pause())
 
     def _wait(self) -> None:
         """Until none of its processes waits."""

@@ -27,6 +27,7 @@ from mpsagent.gate.queue import Held, Process, Queue
 from mpsagent.gate.refusal import Refusal
 from mpsagent.gate.store import DaemonName, Store
 from mpsagent.linux import proc
+from mpsagent.linux.backoff import Backoff
 from mpsagent.linux.channel import hung_up
 from mpsagent.linux.descriptors import close_all, with_descriptors
 from mpsagent.linux.dialogue import connect
@@ -99,8 +100,8 @@ class Instance:
         """One at a time of each user."""
         self._cut: deque[tuple[Connection, Announcement]] = deque()
         """Hand-overs that an earlier gate had begun."""
-        self._not_ready = 0.0
-        self._list_from = self._list_pause = 0.0
+        self._not_ready = Backoff(FIRST_NOT_READY, LONGEST_NOT_READY)
+        self._list_from, self._list_again = 0.0, Backoff(FIRST_LIST_PAUSE, LONGEST_LIST_PAUSE)
         """When MPS may be asked again which contexts there are."""
         self._limited, self._lifting = True, False
         """The daemon may have limits that were set here, perhaps by an earlier gate. If limits are to be left alone,
@@ -245,8 +246,7 @@ class Instance:
             done = session is not None and session.how is How.DONE
             now = self.lane.loop.time()
             self._queue.places(self.name).listed(session.answers if session is not None and done else None, asked)
-            self._list_pause = min(LONGEST_LIST_PAUSE, self._list_pause * 2 or FIRST_LIST_PAUSE)
-            self._list_from = now + self._list_pause
+            self._list_from = now + self._list_again.pause()
             self.lane.handing = False
             self.lane.loop.call_soon(self.lane.pump)
 
@@ -329,14 +329,14 @@ class Instance:
         if outcome.status == SERVER_NOT_READY:  # the client said so, and it holds up no other client (recording 12, H3)
             self._queue.rest(self.name, who.uid, now, FIRST_NOT_READY, LONGEST_NOT_READY)
         elif acknowledged:
-            self._not_ready = 0.0
+            self._not_ready.reset()
             self._queue.rested(self.name, who.uid)
             self._queue.took(who.uid, now - handing.given, now, lost=False)
         limits = handing.limits
         known = self._processes.passed(connection, limits, self.name, fail_safe=outcome.fail_safe)
         if known.connections > 1:  # the first is its channel; MPS's list says which came to nothing
             self._queue.places(self.name).opened(known.process, now)
-        self._list_pause = 0.0
+        self._list_again.reset()
         self._holding.close(connection)
         seconds = now - handing.began
         self._tell(
@@ -384,8 +384,7 @@ class Instance:
             self.lane.down()
 
     def _rest_in_fault(self) -> None:
-        self._not_ready = min(LONGEST_NOT_READY, self._not_ready * 2 or FIRST_NOT_READY)
-        self.lane.rest(self._not_ready)
+        self.lane.rest(self._not_ready.pause())
 
     # --- what clients do while, or after, they are handed over -------------------------------------------------------
 
@@ -417,7 +416,8 @@ class Instance:
 
     def process_ended(self, process: Process) -> None:
         """Its connection may live on in a child, which cannot meet the server in its place."""
-        self._list_from = self._list_pause = 0.0
+        self._list_from = 0.0
+        self._list_again.reset()
         current = self.current
         if current is None or current.connection.process != process:
             return
@@ -522,7 +522,7 @@ class Handing:
         self._descriptors: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
-        self._pause = FIRST_PAUSE
+        self._pauses = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self._stage: Stage | None = None
         self._actions: deque[handover.Action] = deque()
         self._acting = False
@@ -643,8 +643,7 @@ class Handing:
         try:
             sock = connect(self._lane.directory, CONTROL)
         except BlockingIOError:
-            self._retry = self._lane.loop.call_later(self._pause, self._connect)
-            self._pause = min(LONGEST_PAUSE, self._pause * 2)
+            self._retry = self._lane.loop.call_later(self._pauses.pause(), self._connect)
             return
         except OSError as error:
             self._do(self.machine.unreachable(f"the control daemon cannot be reached: {error.strerror}"))

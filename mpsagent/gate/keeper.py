@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mpsagent.linux import notify
+from mpsagent.linux.backoff import Backoff
 from mpsagent.linux.descriptors import SCM_CREDENTIALS, SO_PASSCRED, close_all, descriptors_in
 from mpsagent.linux.listen import FIRST_DESCRIPTOR, bind_masked
 from mpsagent.mps.rendezvous import CONTROL, PRIVILEGED
@@ -161,7 +162,7 @@ class Keeper:
         poll = select.poll()
         poll.register(self._notify, select.POLLIN)
         poll.register(wake_read, select.POLLIN)
-        pause, started, start_at = FIRST_PAUSE, 0.0, 0.0
+        again, started, start_at = Backoff(FIRST_PAUSE, LONGEST_PAUSE), 0.0, 0.0
         while not self._stopping:
             now = time.monotonic()
             if not self._child and now >= start_at:
@@ -172,8 +173,7 @@ class Keeper:
                     self._child = self._start()
                 except OSError as error:
                     say(f"the gate cannot be started: {error}")
-                    start_at = now + pause
-                    pause = min(LONGEST_PAUSE, pause * 2)
+                    start_at = now + again.pause()
             timeout = LOOK if self._child else max(0.0, start_at - time.monotonic())
             poll.poll(timeout * 1000)
             self._look()
@@ -182,9 +182,11 @@ class Keeper:
             self._listen()
             status = self._reap()
             if status is not None and not self._stopping:
-                lived = time.monotonic() - started
-                pause = FIRST_PAUSE if lived >= LIVED else min(LONGEST_PAUSE, pause * 2)
-                start_at = time.monotonic() + (0.0 if lived >= LIVED else pause)
+                start_at = time.monotonic()
+                if start_at - started >= LIVED:
+                    again.reset()
+                else:
+                    start_at += again.pause()
                 say(f"the gate has ended ({_ended(status)}) and is started again with {len(self._kept.items())} kept")
         return self._end()
 

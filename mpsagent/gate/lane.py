@@ -11,6 +11,7 @@ from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
 from mpsagent.linux import peers
+from mpsagent.linux.backoff import Backoff
 from mpsagent.linux.channel import Channel
 from mpsagent.linux.dialogue import Dialogue, connect
 from mpsagent.linux.peers import Credentials
@@ -19,6 +20,7 @@ from mpsagent.mps.session import How, Session
 
 FIRST_PAUSE = 0.002
 LONGEST_PAUSE = 0.05
+FIRST_DOWN_PAUSE = 0.05
 LONGEST_DOWN_PAUSE = 1.0
 
 
@@ -37,7 +39,7 @@ class Run:
 
     def __post_init__(self, patience: float) -> None:
         self._dialogue: Dialogue[Session] | None = None
-        self._pause, self._why = FIRST_PAUSE, "the control daemon does not answer"
+        self._pauses, self._why = Backoff(FIRST_PAUSE, LONGEST_PAUSE), "the control daemon does not answer"
         self._limit = self._lane.loop.call_later(patience, self._expire)
         self._again = self._lane.loop.call_later(0, self._try)
 
@@ -74,8 +76,7 @@ class Run:
 
     def _later(self, why: str) -> None:
         self._why = why
-        self._again = self._lane.loop.call_later(self._pause, self._try)
-        self._pause = min(LONGEST_PAUSE, self._pause * 2)
+        self._again = self._lane.loop.call_later(self._pauses.pause(), self._try)
 
     def _expire(self) -> None:
         self._finish(None, f"{self._why}, for too long")
@@ -125,7 +126,7 @@ class Lane:
         self._front_end_next = False
         self._pumping = False
         self._down_until = 0.0
-        self._down_pause = 0.0
+        self._down_pauses = Backoff(FIRST_DOWN_PAUSE, LONGEST_DOWN_PAUSE)
         self._timer: asyncio.TimerHandle | None = None
         self._prober: Channel | None = None
         self._closed = False
@@ -144,7 +145,7 @@ class Lane:
             pid = peers.peer(sock).pid
         except OSError:
             pid = 0
-        self._down_pause = 0.0
+        self._down_pauses.reset()
         if (data, pid) != self._last:
             self._last = (data, pid)
             self.servers = ()
@@ -157,8 +158,7 @@ class Lane:
 
     def down(self) -> None:
         """The daemon could not be reached, or not be worked with: nothing is tried for a while that doubles."""
-        self._down_pause = min(LONGEST_DOWN_PAUSE, self._down_pause * 2 or 0.05)
-        self.rest(self._down_pause)
+        self.rest(self._down_pauses.pause())
 
     def rest(self, seconds: float) -> None:
         """No hand-over begins for so long."""
@@ -176,8 +176,7 @@ class Lane:
         try:
             sock = connect(self.directory, CONTROL)
         except OSError:
-            self._down_pause = min(LONGEST_DOWN_PAUSE, self._down_pause * 2 or 0.05)
-            self.loop.call_later(self._down_pause, self.probe)
+            self.loop.call_later(self._down_pauses.pause(), self.probe)
             return
 
         def heard(data: bytes, _who: Credentials | None, _descriptors: list[int]) -> None:

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
+from mpsagent.linux.backoff import Backoff
 from mpsagent.linux.channel import Channel
 from mpsagent.linux.descriptors import close_all
 from mpsagent.linux.peers import Credentials, peer
@@ -53,7 +54,7 @@ class GateLink:
         self._connected, self._lost = connected, lost
         self._channel: Channel | None = None
         self._greeted = False
-        self._pause, self._since = FIRST_PAUSE, 0.0
+        self._pauses, self._since = Backoff(FIRST_PAUSE, LONGEST_PAUSE), 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -108,8 +109,7 @@ class GateLink:
 
     def _again(self) -> None:
         assert self._loop is not None
-        self._timer = self._loop.call_later(self._pause, self._connect)
-        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        self._timer = self._loop.call_later(self._pauses.pause(), self._connect)
 
     def _hang_up(self) -> None:
         if self._channel is not None:
@@ -123,7 +123,7 @@ class GateLink:
         self.problem = why
         if self._loop is not None and self._timer is None:
             if self._loop.time() - self._since > GOOD:
-                self._pause = FIRST_PAUSE
+                self._pauses.reset()
             self._again()
         if greeted:
             self._lost(why)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from asyncinotify import Inotify, Mask
 
 from mpsagent.linux.atomic_file import opened
+from mpsagent.linux.backoff import Backoff
 from mpsagent.linux.threads import in_thread
 from mpsagent.system import log_heads
 
@@ -127,7 +128,7 @@ class LogFollower:
         self._inotify: Inotify | None = None
         self._watched: tuple[object, ...] = ()
         self._timer: asyncio.TimerHandle | None = None
-        self._retry = RETRY_FIRST
+        self._retry = Backoff(RETRY_FIRST, RETRY_LAST)
         self._pumping = False
         self._closed = False
         self._drops: set[asyncio.Task[None]] = set()
@@ -177,7 +178,7 @@ class LogFollower:
                 self._find()
         problem = self._read() or problem
         if problem is None:
-            self._retry = RETRY_FIRST
+            self._retry.reset()
         if problem != self.problem:
             self.problem = problem
             self._on_problem(problem)
@@ -188,9 +189,7 @@ class LogFollower:
             self._timer.cancel()
         if self._closed:
             return
-        delay = CHECK
-        if problem or self._inotify is None:
-            delay, self._retry = self._retry, min(self._retry * 2, RETRY_LAST)
+        delay = self._retry.pause() if problem or self._inotify is None else CHECK
         self._timer = self._loop.call_later(delay, self._look)
 
     def _find(self) -> None:

@@ -2,7 +2,7 @@
 played there until it fails: `python -m tests.world.known [NUMBER ...] [--seeds 500] [--seconds 60]`. Where a patch
 names a day of trouble it is played on that day.
 
-`--mutations 10 --draw 7` takes ten small mistakes by chance instead, in lines of mpsagent/core and mpsagent/gate that
+`--mutations 10 --draw 7` takes ten small mistakes by chance instead, in lines of mpsagent/core, gate and linux that
 worlds execute (`python -m tests.world.executed`; `--lines FILE`: what that has said before). Of one that is not found
 it is said whether a test of the core and the gate notices it: where none does, a person has to see whether it changes
 anything. `--tests` plays those tests and not the world. The status is 0 when all are found.

@@ -504,6 +504,7 @@ class World:
         return {
             ("mpsagent.agent.host", "GpuFiles"): GpuFiles,
             ("mpsagent.linux.peers", "peers_have_pidfds"): lambda: True,
+            ("mpsagent.linux.backoff", "fraction"): lambda: 0.0,
             ("mpsagent.gate.loop", "say"): lambda text: world.gate_says(text),
             ("mpsagent.gate.keeper", "say"): lambda text: world.gate_says(text),
             ("mpsagent.gate.handovers", "OURSELVES"): Credentials(1, 0, 0),
