@@ -20,8 +20,8 @@ from mpsagent.core.view import View
 AGAIN = 1.0
 """Seconds until a process is frozen, or thawed, again: that did not work, or another one has resumed it."""
 TIMES = 5
-"""How often a process is frozen in one pause; one that does not stay frozen then is ended as ``turn.pause_fallback``
-says."""
+"""How often a process is frozen in one pause; one that does not stay frozen then is ended, unless
+`turn.time_limit` is "never"."""
 
 Process = tuple[int, int]
 """pid and start time."""
@@ -97,16 +97,17 @@ def _thaw(view: View, client: Client) -> act.Thaw:
 
 def _give_up(view: View, client: Client) -> tuple[list[EndClient], act.Report]:
     rules = view.rules(client.uid)
-    rule = rules.origin("turn.pause_fallback").key
     what = (
         f"client {client.pid} of user {client.uid} does not stay frozen: it was resumed, or did not stop, {TIMES} times"
     )
-    ends = rules.switch_otherwise == "terminate"
+    ends = rules.switch_after is not None
     reason = f"{what}; {'it is ended' if ends else 'it goes on'}"
-    report = act.Report(kind="client.not_frozen", reason=reason, rule=rule, uid=client.uid, pid=client.pid)
+    report = act.Report(
+        kind="client.not_frozen", reason=reason, rule=_rule(view, client), uid=client.uid, pid=client.pid
+    )
     if not ends:
         return [], report
-    return [EndClient.of(client, what, rule, "turn")], report
+    return [EndClient.of(client, what, _rule(view, client), "turn")], report
 
 
 def note(memory: Memory, done: act.Done) -> Memory:

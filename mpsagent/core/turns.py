@@ -46,7 +46,7 @@ TAKE_UP = 10.0
 """Seconds for which the gate may try in vain to hand the first client of a turn over while others wait. Then its user
 is shut out; a hand-over that is under way ends as it ends."""
 FREEZE = 10.0
-"""Seconds in which all processes of a user have to stop; then the turn ends as ``turn.pause_fallback`` says."""
+"""Seconds in which all processes of a user have to stop; then the turn ends after ``turn.time_limit``."""
 
 
 def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
@@ -313,8 +313,7 @@ def _kept(rules: Rules) -> str:
     """Why a turn does not end when its time is over; empty when it does."""
     if not rules.enforce:
         return "it goes on all the same, because the policy does not enforce its end"
-    key = "pause_fallback" if rules.switch_action == "pause" else "on_expiry"
-    return f'it goes on all the same (turn.{key} = "none")' if rules.forced_end == "none" else ""
+    return 'it goes on all the same (turn.on_expiry = "none")' if rules.forced_end == "none" else ""
 
 
 def _signals(m: Moment, reason: str) -> Iterator[act.Action]:

@@ -183,7 +183,7 @@ KEYS: tuple[Key, ...] = (
             "terminate": "each client is ended, gently first",
             "restart-mps": "the control daemon is restarted with `quit -t`, which ends the work of all users on it",
             "pause": 'its processes are frozen, keep their memory, and go on when it is their turn again; needs '
-            '`server_scope = "all"`',
+            '`server_scope = "all"`; if that is not possible, `"terminate"` after `time_limit` and `grace`',
             "none": "only the warning",
         }),
         _WHO, "what happens at the end of a turn", "terminate", attribute="switch_action", label="turn.on_expiry",
@@ -192,12 +192,6 @@ KEYS: tuple[Key, ...] = (
         "turn", "pause_slice", kinds.duration(1, DAY), _WHO,
         'with `on_expiry = "pause"`: how long a turn lasts while another user waits', 30.0,
         attribute="switch_slice", label="turn.pause_slice",
-    ),
-    Key(
-        "turn", "pause_fallback",
-        kinds.choice({"terminate": "each client is ended, gently first", "none": "only the warning"}),
-        _WHO, 'with `on_expiry = "pause"`: what happens after `time_limit` and `grace` if a pause is not possible',
-        "terminate", attribute="switch_otherwise", label="turn.pause_fallback",
     ),
     Key(
         "turn", "warning_signal",
@@ -385,7 +379,7 @@ OLD_KEYS: dict[str, dict[str, str]] = {
         "idle_by": "idle_metric", "terminal": "notify_terminal",
     },
     "turn": {
-        "after": "time_limit", "action": "on_expiry", "slice": "pause_slice", "otherwise": "pause_fallback",
+        "after": "time_limit", "action": "on_expiry", "slice": "pause_slice",
         "exempt": "never_preempt",
     },
     "timeouts": {
@@ -403,8 +397,10 @@ OLD_KEYS: dict[str, dict[str, str]] = {
 _IN_ORDER = "remove it: users wait in the order of arrival, and a higher queue_priority goes first"
 _SERVER = "remove it: `server` is the time for a server's start, and for its exit, which has at most 15 s"
 _QUIT = "remove it: `control_daemon` is the time for `quit`, too"
+_FALLBACK = 'remove it: a turn that cannot pause ends after `time_limit`, and never with time_limit = "never"'
 _TERMINATE = "remove it: a client that `terminate_client` has not ended after 5 s is sent SIGTERM"
 REMOVED_KEYS: dict[str, dict[str, str]] = {
+    "turn": {"otherwise": _FALLBACK, "pause_fallback": _FALLBACK},
     "": {
         "kubernetes": "remove it: give mpsagent-kubernetes the options --shares, --share-memory, --processes-per-pod",
     },

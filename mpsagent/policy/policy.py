@@ -66,7 +66,6 @@ class Rules:
     switch_grace: float = default("turn", "grace")
     switch_action: Literal["terminate", "restart-mps", "pause", "none"] = default("turn", "on_expiry")
     switch_slice: float = default("turn", "pause_slice")
-    switch_otherwise: Literal["terminate", "none"] = default("turn", "pause_fallback")
     switch_warning_signal: str = default("turn", "warning_signal")
     switch_exempt: bool = default("turn", "never_preempt")
     kill_grace: float = default("timeouts", "sigkill_delay")
@@ -89,7 +88,7 @@ class Rules:
     @property
     def forced_end(self) -> Literal["terminate", "restart-mps", "none"]:
         """What happens at the end of a turn that does not end in a pause."""
-        return self.switch_otherwise if self.switch_action == "pause" else self.switch_action
+        return "terminate" if self.switch_action == "pause" else self.switch_action
 
     def limits(self, devices: Sequence[Device]) -> Limits:
         """The limits of each of the user's client processes."""

@@ -158,7 +158,7 @@ def test_memory_that_does_not_fit_both_is_seen_and_the_turn_ends_otherwise() -> 
 
 
 def test_behind_a_turn_that_neither_pauses_nor_ends_no_time_is_promised() -> None:
-    stage = started(PAUSE.replace("[turn]", '[turn]\npause_fallback = "none"') + '[user.bob]\nmemory_limit = "60G"\n')
+    stage = started(PAUSE.replace('"1m"', '"never"') + '[user.bob]\nmemory_limit = "60G"\n')
     alice = stage.client(ALICE)
     stage.run(25)
     stage.client(BOB)
@@ -215,7 +215,7 @@ def test_a_process_that_does_not_stop_ends_the_pause() -> None:
     assert stage.reports("turn.not_paused")
     stage.run(70)
     assert stage.working(bob)
-    assert alice.pid not in stage.procs, "as turn.pause_fallback says"
+    assert alice.pid not in stage.procs, "after turn.time_limit and grace"
 
 
 def test_a_full_server_has_no_room_for_another_user() -> None:

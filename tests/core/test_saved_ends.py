@@ -12,7 +12,7 @@ from mpsagent.core.engine import _section
     [
         ("turn.time_limit", "turn"),
         ("user.alice.turn.time_limit", "turn"),
-        ("group.lab.turn.pause_fallback", "turn"),
+        ("group.lab.turn.on_expiry", "turn"),
         ("user.switch.turn.time_limit", "turn"),
         ("user.switch.max_runtime", "limits"),
         ("limits.on_limit_exceeded", "limits"),

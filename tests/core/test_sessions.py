@@ -197,7 +197,7 @@ def test_a_record_that_lacks_something_is_no_mistake(broken: dict[str, Any]) -> 
     [
         ("turn.time_limit", "turn"),
         ("user.alice.turn.time_limit", "turn"),
-        ("user.switch.turn.pause_fallback", "turn"),
+        ("user.switch.turn.on_expiry", "turn"),
         ("user.switch.max_runtime", "max_runtime"),
         ("group.switch.idle_timeout", "idle_timeout"),
         ('user."a.switch.b".on_limit_exceeded', "on_limit_exceeded"),

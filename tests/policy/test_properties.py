@@ -47,7 +47,6 @@ _GOOD = {
     "notify_terminal": ["true"],
     "idle_metric": ['"cpu"', '"gpu"'],
     "on_limit_exceeded": ['"report"', '"terminate-memory"', '"terminate"'],
-    "pause_fallback": ['"none"'],
     "max_users": ["1", "128"],
     "devices": ["[]", '["GPU-a", "GPU-b"]', '["MIG-b"]'],
     "users": ['["alice", "7"]', "[]"],

@@ -729,7 +729,7 @@ def paused(chance: random.Random, seed: int) -> Day:
         comings.append(Guest(round(at, 3), chance.choice(users[-2:]), chance.uniform(0.05, 1.5)))
         at += chance.expovariate(1 / chance.choice((0.5, 2.0)))
     slice_, ends = chance.choice((1, 2, 4)), chance.choice((False, True))
-    pause = f'[turn]\non_expiry = "pause"\npause_slice = "{slice_}s"\ntime_limit = "1h"\npause_fallback = "none"'
+    pause = f'[turn]\non_expiry = "pause"\npause_slice = "{slice_}s"\ntime_limit = "never"'
     faults = (Fault(chance.uniform(4, 30), "agent", "reload"),) if chance.random() < 0.5 else ()
     if faults:
         return _reloaded(chance, seed, comings, slice_)
