@@ -1,4 +1,4 @@
-"""A file that is there whole or not at all, and is believed only where no other user could have written it."""
+"""Files that are written in one step, and that are read only if no other user could have written them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from pathlib import Path
 
 
 def write(path: Path, content: str | bytes, mode: int = 0o600, *, lasting: bool = False) -> None:
-    """In one step, with this mode whatever the umask: who reads finds the file of before or this one. ``lasting``: on
-    disk when this returns, also after a power cut. One process writes a file. Raises OSError."""
+    """Replace a file in one step: a reader finds the old content or the new content.
+
+    ``mode`` does not depend on the umask. ``lasting``: the content is on disk when this returns, even after a power
+    cut. Only one process may write a file. Raises OSError.
+    """
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
@@ -34,7 +37,7 @@ def write(path: Path, content: str | bytes, mode: int = 0o600, *, lasting: bool 
 
 
 def opened(path: str | os.PathLike[str]) -> int:
-    """A descriptor of a plain file, to read: no link is followed, no FIFO or device waited for. Raises OSError."""
+    """Return a descriptor to read a plain file. Raises OSError, even for a link, a FIFO or a device."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
@@ -48,7 +51,11 @@ def opened(path: str | os.PathLike[str]) -> int:
 
 
 def read(path: Path, largest: int) -> bytes:
-    """Of ours or root's. Raises OSError as :func:`opened`, and ValueError with what is wrong."""
+    """Return the content of a file of this user or of root.
+
+    Raises OSError as :func:`opened`, and ValueError with the reason if others could have written the file or it has
+    more than ``largest`` bytes.
+    """
     with open(opened(path), "rb") as file:
         status = os.fstat(file.fileno())
         if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:

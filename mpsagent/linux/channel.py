@@ -1,4 +1,4 @@
-"""A SOCK_SEQPACKET socket in the event loop: whole messages in and out, bounded, with credentials and descriptors."""
+"""A SOCK_SEQPACKET socket in the event loop: whole, bounded messages with credentials and descriptors."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from mpsagent.linux.peers import CREDENTIALS_SIZE, Credentials
 from mpsagent.linux.sent_descriptors import let_go, look_first
 
 MOST_WAITING = 4096
-"""Messages that may wait for a peer that does not read; beyond it the channel closes."""
+"""Messages that may wait for a peer that does not read. With one more the channel closes."""
 AT_A_TIME = 16
-"""Messages taken from one peer before the others have their turn."""
+"""Messages that are read from one peer before other peers are read."""
 
 Receive = Callable[[bytes, Credentials | None, list[int]], None]
 Opened = Callable[[], int | None]
 
 
 class _Message(NamedTuple):
-    """``opened``: a descriptor that goes along, opened when the message goes out and closed then. ``of``: of which only
-    the newest counts."""
+    """A waiting message. ``opened`` returns a descriptor to send with it, which is closed afterwards. ``of``: only the
+    newest message of this name is sent."""
 
     data: bytes
     ancillary: Ancillary
@@ -34,16 +34,21 @@ class _Message(NamedTuple):
 
 
 def as_user(who: Credentials) -> Ancillary:
-    """Sends a message with this user and group, and our own pid. Another pid would need CAP_SYS_ADMIN, and is not
-    missed: a server learns its client's pid from the client itself (measured on an H100, answer 2)."""
+    """Return the ancillary data that sends a message with this user and group, and this process's pid.
+
+    Another pid would need CAP_SYS_ADMIN. It is not needed: a server receives the pid from its client (measured on an
+    H100, answer 2).
+    """
     return ((socket.SOL_SOCKET, SCM_CREDENTIALS, Credentials(os.getpid(), who.uid, who.gid).pack()),)
 
 
 def take(
     sock: socket.socket, longest: int, descriptors: int = 0, *, peek: bool = False
 ) -> tuple[bytes, Credentials | None, list[int]]:
-    """One message; with ``peek`` it stays in the socket too, and the descriptors are copies. Descriptors beyond the
-    number expected are never installed. Raises OSError."""
+    """Return one message, its sender's credentials, and at most ``descriptors`` descriptors; the kernel drops the rest.
+
+    With ``peek`` the message stays in the socket, and the descriptors are copies. Raises OSError.
+    """
     space = socket.CMSG_SPACE(CREDENTIALS_SIZE) + (socket.CMSG_SPACE(4 * descriptors) if descriptors else 0)
     flags = socket.MSG_CMSG_CLOEXEC | (socket.MSG_PEEK if peek else 0)
     data, ancillary, _, _ = sock.recvmsg(longest, space, flags)
@@ -53,16 +58,19 @@ def take(
 
 
 def hung_up(descriptor: int) -> bool:
-    """Whether the peer of a socket has, also while nothing is read."""
+    """Return True if the peer of this socket has closed its end, even if unread messages remain."""
     poll = select.poll()
     poll.register(descriptor, 0)
     return bool(poll.poll(0))
 
 
 class Channel:
-    """``receive`` gets each message; ``after`` comes behind those that lay there together, ``at_a_time`` at most;
-    ``closed`` is called once when the peer hangs up, never after :meth:`close`. ``users``: the peer is
-    a user's process."""
+    """Messages to and from one peer.
+
+    ``receive`` gets each message. ``after`` is called after each batch of up to ``at_a_time`` messages. ``closed`` is
+    called once when the peer closes its end, never after :meth:`close`. ``longest``: bytes of a message. ``users``: the
+    peer is a user's process.
+    """
 
     def __init__(
         self,
@@ -93,12 +101,13 @@ class Channel:
         self.resume()
 
     def pause(self) -> None:
-        """Nothing is read until :meth:`resume`; the peer waits when the socket's buffer is full."""
+        """Read nothing until :meth:`resume`. The peer waits when the socket's buffer is full."""
         if self._reading:
             self._reading = False
             self._loop.remove_reader(self.sock.fileno())
 
     def resume(self) -> None:
+        """Read messages (again)."""
         if self.open and not self._reading:
             self._reading = True
             self._loop.add_reader(self.sock.fileno(), self._read)
@@ -106,8 +115,10 @@ class Channel:
     def send(
         self, data: bytes, ancillary: Ancillary = (), *, opened: Opened | None = None, of: str | None = None
     ) -> OSError | None:
-        """Sends or keeps the message; what went wrong. A peer that has hung up is told by ``closed``, after what it
-        sent before has been read."""
+        """Send the message, or keep it until the peer reads; return the error, if there is one.
+
+        That the peer has closed its end is reported by ``closed``, after its last messages.
+        """
         if not self.open:
             return OSError("closed")
         message = _Message(data, ancillary, opened, of)
@@ -139,19 +150,21 @@ class Channel:
 
     @property
     def waiting(self) -> int:
-        """How many messages wait for the peer to read."""
+        """Return the number of messages that wait for the peer to read."""
         return len(self._waiting)
 
     def hung_up(self) -> bool:
+        """Return True if the peer has closed its end."""
         return hung_up(self.sock.fileno())
 
     def close(self) -> None:
+        """Close the socket. Waiting messages are lost."""
         if self.open:
             sock = self.detach()
             let_go(sock) if self._users else sock.close()
 
     def detach(self) -> socket.socket:
-        """The channel ends, its socket goes on. What waits to be sent is lost."""
+        """Return the socket, which this channel no longer uses. Waiting messages are lost."""
         if self.open:
             self.open = False
             self.pause()
@@ -182,7 +195,7 @@ class Channel:
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionResetError:
-                continue  # said once, before what the peer sent last: it left something of ours unread
+                continue  # reported once, before the peer's last messages: the peer has left a message unread
             except OSError:
                 self._end()
                 return
@@ -199,6 +212,6 @@ class Channel:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
-                pass  # the reader is told
+                pass  # reading reports it
             self._waiting.popleft()
         self._loop.remove_writer(self.sock.fileno())

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 FIRST_DESCRIPTOR = 3
-"""Of those that systemd passes."""
+"""The first descriptor that systemd passes."""
 MOST = 1 << 20
 """Descriptors that a process may have, unless the administrator has raised fs.nr_open."""
 
@@ -82,7 +82,7 @@ def bind_orders(public: Path) -> socket.socket:
 def bind(path: Path) -> socket.socket:
     """Return a listening socket to which all users may connect. The directory is created.
 
-    The socket of an agent that has ended is replaced in one step. Raises OSError, also if a process listens there or
+    The socket of an agent that has ended is replaced in one step. Raises OSError if a process listens there or
     the file is not a socket.
     """
     path.parent.mkdir(mode=0o755, exist_ok=True)

@@ -1,5 +1,5 @@
-"""One agent at a time: a file that is locked for as long as its agent lives. The kernel lets go of it, whatever end the
-agent takes, so there is nothing stale to clean up."""
+"""A lock file, so that only one agent runs at a time. The kernel releases the lock when the agent exits, even if it is
+killed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import stat
 
 
 class AlreadyLocked(Exception):
-    """Another agent holds it. The text says which, and what to do."""
+    """Another agent holds the lock. The text names its process and the command that stops it."""
 
 
 def take(path: str | os.PathLike[str], what: str) -> int:
-    """Locks ``path`` (made with mode 0600, so that no user can lock it) and returns the descriptor that holds the lock.
-    ``what`` is looked after. Raises AlreadyLocked or OSError."""
+    """Lock ``path`` and return the descriptor that holds the lock.
+
+    The file is created with mode 0600, so that no other user can lock it. ``what``: the thing that the agent controls,
+    for the error's text. Raises AlreadyLocked and OSError.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     try:
         status = os.fstat(fd)

@@ -1,4 +1,4 @@
-"""Processes, each known by a pidfd and its start time, never by a bare pid: numbers are used again."""
+"""Processes that are held by a pidfd and a start time. A pid alone is not enough, because the kernel reuses pids."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from mpsagent.linux import proc
 LONGEST_LINEAGE = 64
 NS_GET_PARENT, NS_GET_OWNER_UID = 0xB702, 0xB704  # linux/nsfs.h
 PIDFD_GETFD = 438
-"""The number of its system call, the same on every architecture; Python has no function for it."""
+"""The number of this system call on every architecture. Python has no function for it."""
 TICKS = os.sysconf("SC_CLK_TCK")
-_UNKNOWN = psutil.Error, OSError, ValueError  # it has gone, may not be asked, or no process has such a number
+_UNKNOWN = psutil.Error, OSError, ValueError  # it has ended, may not be read, or there is no such pid
 
 
 @cache
@@ -30,8 +30,10 @@ def _libc() -> ctypes.CDLL:
 
 
 class Process:
-    """One process, held by its pidfd: the number cannot come to mean another one. ``started`` in clock ticks after boot
-    (field 22 of /proc/PID/stat), ``uid`` the real one. Made by :meth:`open`."""
+    """A process and its pidfd, from :meth:`open` or :meth:`from_pidfd`.
+
+    ``started``: clock ticks since boot (field 22 of /proc/PID/stat). ``uid``: its real user.
+    """
 
     __slots__ = ("_fd", "_loop", "pid", "started", "uid")
 
@@ -44,15 +46,14 @@ class Process:
 
     @classmethod
     def open(cls, pid: int, uid: int | None = None, started: int | None = None) -> Process | None:
-        """The living process ``pid``; None when there is none, or it is not ``uid``'s, or it started at another time
-        than ``started`` (it is another one that has got the number)."""
+        """Return the running process with this pid; None if there is none, or its user or start time is another one."""
         if pid <= 0:
             return None
         try:
             fd = os.pidfd_open(pid)
         except (OSError, OverflowError):
             return None
-        # What /proc says now is about this very process if the pidfd is still alive afterwards.
+        # These facts are about this process if it still runs afterwards: until it ends, its pid is not reused.
         start, uids = proc.start_time(pid), proc.ids(pid, b"Uid:")
         found = bool(start and uids) and not proc.has_ended(fd)
         if not found or uid not in (None, uids[0]) or started not in (None, start):
@@ -62,8 +63,8 @@ class Process:
 
     @classmethod
     def from_pidfd(cls, fd: int, pid: int, uid: int, started: int) -> Process:
-        """The process of a pidfd that came from elsewhere (the gate, over a socket); the pidfd is ours from now on, and
-        whoever passed it knows the rest. Raises ValueError, and closes it, when it is no pidfd of that process."""
+        """Return the process of a pidfd that another process (the gate) has sent, with the user and start time that it
+        has sent. Raises ValueError and closes the descriptor if it is not a pidfd of that process."""
         if pid <= 0 or proc.pid_of(fd) not in (pid, -1):
             os.close(fd)
             raise ValueError(f"descriptor {fd} is not a pidfd of process {pid}")
@@ -71,10 +72,11 @@ class Process:
 
     @property
     def alive(self) -> bool:
+        """True until the process ends or :meth:`close` is called."""
         return self._fd >= 0 and not proc.has_ended(self._fd)
 
     def send(self, number: int) -> str | None:
-        """Sends a signal. None when it was sent, else why not. Only SIGCONT goes to one that is another user's now."""
+        """Send a signal; return the reason if it was not sent. Another user's process gets only SIGCONT."""
         if self._fd < 0:
             return f"process {self.pid} is not held any more"
         if proc.has_ended(self._fd):
@@ -91,7 +93,7 @@ class Process:
         return None
 
     def duplicate(self, number: int) -> int:
-        """Return a duplicate of one of its file descriptors (pidfd_getfd). Raises OSError."""
+        """Return a duplicate of one of the process's descriptors (pidfd_getfd). Raises OSError."""
         found = _libc().syscall(
             ctypes.c_long(PIDFD_GETFD), ctypes.c_int(self._fd), ctypes.c_int(number), ctypes.c_uint(0)
         )
@@ -101,7 +103,7 @@ class Process:
         return int(found)
 
     def when_gone(self, callback: Callable[[], None]) -> None:
-        """``callback`` once in the running loop when the process has ended."""
+        """Call ``callback`` once in the running loop when the process ends."""
         loop = self._loop = asyncio.get_running_loop()
 
         def gone() -> None:
@@ -112,32 +114,35 @@ class Process:
         loop.add_reader(self._fd, gone)
 
     def is_anothers(self) -> bool:
-        """It has executed a setuid program, and is the same process for all that (pid, start, pidfd). By the kernel's
-        rule the user may signal it where its real or saved uid is the user's still, or its user namespace is; and root
-        may signal anybody's."""
+        """Return True if the process runs a setuid program and its user may not signal it. It keeps pid, start time and
+        pidfd.
+
+        The kernel's rule: the user may signal it if its real or saved uid is still the user's, or if its user namespace
+        is the user's. Root may signal each process.
+        """
         uids = proc.ids(self.pid, b"Uid:")
         if not uids or self.uid in (0, uids[0], uids[2]):
             return False
         return self.uid not in _namespace_owners(self.pid)
 
     def handles(self, number: int) -> bool:
-        """Return whether it has a handler for a signal, or ignores it, so that the signal does not end it."""
+        """Return True if the process handles or ignores a signal, so that the signal does not end it."""
         found = proc.signals(self.pid, b"SigCgt:") | proc.signals(self.pid, b"SigIgn:")
         return bool(found >> (number - 1) & 1) and self.alive
 
     def stopped(self) -> bool:
-        """True when it is stopped (SIGSTOP, Ctrl-Z, a debugger)."""
+        """Return True if the process is stopped (SIGSTOP, Ctrl-Z, a debugger)."""
         return stopped(self.pid) and self.alive
 
     def cpu_seconds(self) -> float | None:
-        """User and system time that it has used; None when it has ended."""
+        """Return the user and system time of the process; None if it has ended."""
         with suppress(*_UNKNOWN):
             used = psutil.Process(self.pid).cpu_times()
             return used.user + used.system if self.alive else None
         return None
 
     def close(self) -> None:
-        """Lets go of it; nothing is sent."""
+        """Close the pidfd. No signal is sent."""
         if self._fd >= 0:
             if self._loop is not None:
                 self._loop.remove_reader(self._fd)
@@ -147,7 +152,7 @@ class Process:
 
 
 def open_files(pid: int) -> int | None:
-    """How many files a process may have open; None where that cannot be known, or without a limit."""
+    """Return the number of files that a process may have open; None if it has no limit or the limit cannot be read."""
     with suppress(*_UNKNOWN):
         soft, _ = psutil.Process(pid).rlimit(psutil.RLIMIT_NOFILE)
         return None if soft == psutil.RLIM_INFINITY else soft
@@ -155,21 +160,21 @@ def open_files(pid: int) -> int | None:
 
 
 def stopped(pid: int) -> bool:
-    """True when the process that has this pid now is stopped (SIGSTOP, a debugger)."""
+    """Return True if the process that has this pid now is stopped (SIGSTOP, a debugger)."""
     with suppress(*_UNKNOWN):
         return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     return False
 
 
 def parent(pid: int) -> int | None:
-    """The pid of its parent, or None when it has ended."""
+    """Return the pid of the process's parent; None if the process has ended."""
     with suppress(*_UNKNOWN):
         return psutil.Process(pid).ppid()
     return None
 
 
 def lineage(pid: int) -> tuple[tuple[int, int], ...]:
-    """(pid, start time) of a process and of those that it descends from, as far as they can be read."""
+    """Return pid and start time of a process and of its ancestors, as far as they can be read."""
     found: list[tuple[int, int]] = []
     while pid > 1 and len(found) < LONGEST_LINEAGE:
         if not (fields := proc.fields(pid)):
@@ -180,7 +185,10 @@ def lineage(pid: int) -> tuple[tuple[int, int], ...]:
 
 
 def _namespace_owners(pid: int) -> list[int]:
-    """Who made the user namespace of a process, and those around it, up to ours; the kernel nests at most 32."""
+    """Return the owners of the process's user namespace and of the namespaces around it, up to this process's own.
+
+    The kernel nests at most 32.
+    """
     found: list[int] = []
     with suppress(OSError), ExitStack() as opened:
         space = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)

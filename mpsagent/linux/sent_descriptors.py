@@ -1,12 +1,15 @@
 """Descriptors that users send must not hold up the process that receives them.
 
-Whoever takes a message out of a socket closes the descriptors in it, and the last close may take long: of a TCP
-connection with SO_LINGER and unsent data as long as its sender likes, of 120 inotify descriptors up to 1.2 s, of a
-memfd of 6 GiB 3 s. Linux 6.16 and later refuse descriptors where they are not wanted. Before that, the loop looks first
-(:func:`look_first`), and takes no message with descriptors; threads of their own close such connections
-(:func:`let_go`), after they have read what lies there, so that systemd, which has copies, does not close it last. One
-more thread sees that one of these is blocked in the kernel, and interrupts it: within 0.4 s, the next time after 4 ms.
-That ends SO_LINGER, and nothing else (measured with Linux 6.18, whose refusal was left out)."""
+The process that receives a message closes the descriptors in it, and the last close may block: for a TCP connection
+with SO_LINGER and unsent data as long as its sender likes, for 120 inotify descriptors up to 1.2 s, for a memfd of
+6 GiB 3 s.
+
+Linux 6.16 and later can refuse descriptors at a socket. On older kernels the loop checks each message before it
+receives it (:func:`look_first`), and receives none that has descriptors. Other threads close such connections
+(:func:`let_go`), after they have read the messages there, so that systemd, which has copies, does not close them last.
+One more thread interrupts a thread that is blocked in such a close: within 0.4 s, and after 4 ms the next time. That
+ends SO_LINGER and nothing else (measured with Linux 6.18 without its refusal).
+"""
 
 from __future__ import annotations
 
@@ -26,21 +29,22 @@ from mpsagent.linux.peers import CREDENTIALS_SIZE
 
 SO_PASSRIGHTS = 83
 LOOK, QUICK_LOOK, QUICK = 0.2, 0.002, 10.0
-"""Seconds between two looks (0.06 % of a core); the same after a user has done this, and for how long."""
+"""Seconds between two checks for blocked threads (0.06 % of a core). Seconds between two checks after a user has
+blocked one, and for how many seconds."""
 CLOSERS, MOST_CLOSING = 4, 4096
-"""Threads, so that four have to be blocked before others wait; connections that may wait for them, of a quarter of the
-process's descriptors at most."""
+"""Threads that close connections. Connections that may wait for them (at most a quarter of all descriptors)."""
 _CLOSES = {"x86_64": (b"3 ", b"45 ", b"47 "), "aarch64": (b"57 ", b"207 ", b"212 ")}
-"""close, recvfrom and recvmsg, as /proc says them: where what a user has sent is closed."""
+"""The numbers of close, recvfrom and recvmsg in /proc/PID/syscall: the calls that close received descriptors."""
 
 
 def accept_descriptors(sock: socket.socket, *, yes: bool) -> None:
-    """Whether any may be sent to this socket, and to what it accepts."""
+    """Let the kernel accept or refuse descriptors at this socket and at the connections that it accepts."""
     with suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, int(yes))
 
 
 def can_refuse() -> bool:
+    """Return True if this kernel can refuse descriptors."""
     with socket.socket(socket.AF_UNIX) as sock:
         try:
             sock.getsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS)
@@ -50,13 +54,15 @@ def can_refuse() -> bool:
 
 
 _closing: queue.SimpleQueue[socket.socket] | None = None
-"""Connections that are to be closed; None where the loop's thread may do it."""
+"""Connections to close; None if the loop's thread may close them."""
 _most = 0
 
 
 def watch_over(closers: int = CLOSERS) -> None:
-    """The calling thread, which is the main thread and runs the loop, from now on; where the kernel can refuse there is
-    no need. ``closers``: threads for :func:`let_go`."""
+    """Watch the calling thread, which is the main thread and runs the loop, unless the kernel can refuse descriptors.
+
+    ``closers``: threads for :func:`let_go`.
+    """
     global _closing, _most
     if can_refuse():
         return
@@ -76,18 +82,20 @@ def watch_over(closers: int = CLOSERS) -> None:
             shows[thread.ident or 0] = os.open(where, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return
-    signal.signal(signal.SIGURG, lambda *_: None)  # one that is ignored interrupts nothing
+    signal.signal(signal.SIGURG, lambda *_: None)  # an ignored signal interrupts nothing
     threading.Thread(target=_watch, args=(shows, closes), name="linger", daemon=True).start()
 
 
 def look_first(sock: socket.socket) -> None:
-    """Before a message is taken out of a user's socket, which has SO_PASSCRED. Raises OSError: there is none, or it has
-    descriptors, and is not to be taken."""
+    """Check the next message of a user's socket, which has SO_PASSCRED, before it is received.
+
+    Raises OSError if there is no message, or if it has descriptors and must not be received.
+    """
     if _closing is None:
         return
     how = socket.MSG_PEEK | socket.MSG_CMSG_CLOEXEC
     _, ancillary, flags, _ = sock.recvmsg(1, socket.CMSG_SPACE(CREDENTIALS_SIZE), how)
-    found = descriptors_in(ancillary)  # copies; only without SO_PASSCRED there is room for them
+    found = descriptors_in(ancillary)  # copies; there is room for them only without SO_PASSCRED
     for descriptor in found:
         os.close(descriptor)
     if found or flags & socket.MSG_CTRUNC:
@@ -95,7 +103,7 @@ def look_first(sock: socket.socket) -> None:
 
 
 async def look_when_readable(sock: socket.socket) -> None:
-    """The same, once there is a message."""
+    """Wait for a message and check it as :func:`look_first` does."""
     if _closing is not None:
         loop, readable = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(sock, readable.set)
@@ -107,7 +115,7 @@ async def look_when_readable(sock: socket.socket) -> None:
 
 
 def let_go(sock: socket.socket) -> None:
-    """Closes a user's connection, with whatever lies there unread. The user hears of it at once, whoever has copies."""
+    """Close a user's connection with its unread messages. The user notices it at once, even if systemd has a copy."""
     if _closing is None:
         sock.close()
     elif sock.fileno() >= 0:
@@ -117,7 +125,7 @@ def let_go(sock: socket.socket) -> None:
 
 
 def no_room() -> bool:
-    """So many wait to be closed that no user's connection may be accepted."""
+    """Return True if so many connections wait to be closed that no connection of a user may be accepted."""
     return _closing is not None and _closing.qsize() >= _most
 
 
@@ -128,10 +136,10 @@ def _close(closing: queue.SimpleQueue[socket.socket]) -> None:
 
 
 def _empty(sock: socket.socket) -> None:
-    """Where somebody has a copy (systemd), the last close is not ours."""
+    """Read all messages: if systemd has a copy of the connection, the last close is systemd's."""
     sock.setblocking(False)
-    sock.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, 1)  # an empty message has credentials, the end has none
-    for _ in range(2):  # a reset is said once, ahead of what lies there
+    sock.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, 1)  # an empty message has credentials, the end of the stream none
+    for _ in range(2):  # a reset is reported once, before the messages
         with suppress(ConnectionResetError):
             while sock.recvmsg(1, socket.CMSG_SPACE(CREDENTIALS_SIZE))[1]:
                 pass

@@ -1,8 +1,8 @@
-"""Calls that may block for ever (name services, D-Bus, /proc of a dying process), each in a thread that can be left.
+"""Calls that may block indefinitely (name services, D-Bus, /proc of a dying process), each in a thread of its own.
 
-Threads of our own, whose end is not waited for, not asyncio's executor: that one has few and waits for all of them at
-the end. Nor `threading.Thread`, whose start waits until the thread has run: the loop stands still for 4 ms now and then
-where both cores are busy, and 0.03 ms this way."""
+asyncio's executor has few threads, and waits for all of them at the end. The start of a `threading.Thread` waits until
+the thread has run: if both cores are busy, this blocks the loop for 4 ms now and then. `_thread` blocks it for 0.03 ms.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ _slots = Slots(THREADS)
 
 
 async def in_thread(function: Callable[..., T], *arguments: object, deadline: float, slots: Slots = _slots) -> T:
-    """The result of ``function``, or its exception. Raises TimeoutError after ``deadline`` seconds (the thread is left
-    alone and its result dropped), or at once while as many others as there are ``slots`` (``THREADS``) are at work or
-    stuck. Slots of their own are for what a user can make hang: it must not use up those of all else."""
+    """Return the result of ``function``, or raise its exception.
+
+    Raises TimeoutError after ``deadline`` seconds: the thread keeps running, and its result is ignored. Raises it at
+    once if all ``slots`` (of ``THREADS``) are in use. A call that a user can block has slots of its own, so that it
+    cannot use up the slots of other calls.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 

@@ -1,4 +1,4 @@
-"""What is not as it should be: one value, from where it is found to who reads it."""
+"""Conditions: problems and missing guarantees, as `status` and the journal show them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from mpsagent.core.sentences import Names, named
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """``what`` is wrong, ``since`` when (seconds since the epoch; None: not known), how ``bad`` that is, what to
-    ``do``. ``not sure``: what mpsagent cannot promise, and no reason to call it unhealthy. ``until``: when it is
-    forgotten; ``where``: at which of several instances, empty: everywhere."""
+    """A problem, or a promise that mpsagent cannot keep.
+
+    ``what``: its text. ``since``: seconds since the epoch; None: unknown. ``do``: the action. ``bad``: a condition that
+    is "not sure" does not make mpsagent unhealthy. ``until``: the time at which it is forgotten. ``where``: the
+    instances; empty: all of them.
+    """
 
     what: str
     since: float | None = None
@@ -23,10 +26,11 @@ class Condition:
     where: tuple[str, ...] = ()
 
     def text(self, names: Names) -> str:
-        """In words, with names of users. What is not sure is said of each instance by itself."""
+        """Return the text with names of users, and with the instance if it is a problem of only one."""
         where = f"{self.where[0]}: " if len(self.where) == 1 and self.bad == "problem" else ""
         return where + named(self.what, names)
 
 
 def problems(conditions: Sequence[Condition]) -> list[Condition]:
+    """Return the conditions that make mpsagent unhealthy."""
     return [one for one in conditions if one.bad == "problem"]

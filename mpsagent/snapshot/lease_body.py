@@ -1,4 +1,4 @@
-"""A lease as JSON: what is asked for, checked, and what there is. Pure."""
+"""Leases as JSON: checks of a requested lease, and the form of an existing one. Pure."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ UNTIL = 'a time like "2026-11-22T18:00:00Z", or a span from now like "2h", at mo
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A lease that is asked for: whose, how much (by the keys of a share), for how many ``seconds`` or ``until`` when,
-    and of what name."""
+    """A requested lease: its user, cgroup or process, its ``share``, and its end after ``seconds`` or at ``until``."""
 
     uid: int | None = None
     cgroup: str | None = None
@@ -40,7 +39,7 @@ class Asked:
 
 
 def asked(body: Json, now: float) -> Asked:
-    """Return what a body asks for. ``now`` is of the wall clock, as ``until`` is. Raises Problem(400)."""
+    """Return the lease that a body requests. ``now`` and ``until`` are of the wall clock. Raises Problem(400)."""
     uid, cgroup, pid = body.get("uid"), body.get("cgroup"), body.get("pid")
     if uid is None and cgroup is None and pid is None:
         raise Problem(400, "whose lease?", "uid", "give a uid, a cgroup, a pid, or several of them")
@@ -81,7 +80,7 @@ def _until(text: str, now: float) -> Any:
 
 
 def shown(one: Lease, view: View, who: Identity | None = None, clients: Sequence[int] = ()) -> Json:
-    """``clients``: the pids that were let in with it and live. ``who``: its user, as far as that is known."""
+    """Return a lease as JSON. ``clients``: the pids of its running clients. ``who``: its user, if known."""
     state = view.state
     who = who or state.identities.get(-1 if one.uid is None else one.uid)
     limits = None if who is None else state.policy.rules(who).limits_within(one.share, state.devices).as_json()

@@ -1,5 +1,7 @@
-"""What agent and api say to each other: a page is the present state of all instances, a frame has one and records of
-what happened. It is pickled by root for a process without rights; the agent unpickles nothing."""
+"""Messages from the agent to the api: pages, which have the state of all instances, and records of events.
+
+The agent, which runs as root, pickles them for a process without rights. It unpickles nothing itself.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,15 @@ from mpsagent.snapshot.condition import Condition
 
 LENGTH, SAID = struct.Struct(">I"), struct.Struct(">cQ")
 HAS, SHOWS, LOOK = b"h", b"s", b"l"
-"""What the api says, with a number: it has the records up to it, shows this page, wants the GPUs looked at."""
+"""Messages of the api, each with a number: it has the records up to this one, it shows this page, poll the GPUs."""
 
 
 class Instance(NamedTuple):
-    """One instance of MPS. ``checked``: by server, whether it started with its first client's limits; ``memory``:
-    bytes by pid; ``devices_known`` False: the state's GPUs are only assumed; ``waiting``: who waits, and why."""
+    """An instance of MPS.
+
+    ``checked``: for each server, True if it started with its first client's limits. ``memory``: bytes for each pid.
+    ``devices_known``: False if the GPUs in the state are only assumed. ``waiting``: waiting users and the reasons.
+    """
 
     name: str
     view: View
@@ -41,9 +46,12 @@ class Instance(NamedTuple):
 
 
 class Page(NamedTuple):
-    """The state of all instances. ``offset``: of the agent's clock from the monotonic one, which all processes share;
-    ``moved``: by what the wall clock was set since the agent before; ``single``: there is one instance, and records do
-    not name it; ``places``: where users may be placed."""
+    """The state of all instances.
+
+    ``offset``: difference between the agent's clock and the monotonic clock, which all processes share. ``moved``:
+    seconds by which the wall clock was set since the previous agent. ``single``: there is only one instance, and
+    records do not name it. ``places``: the instances to which users may be assigned.
+    """
 
     pid: int
     started: float
@@ -63,13 +71,17 @@ class Page(NamedTuple):
 
 
 Record = tuple[int, str, float, str]
-"""Its number in this run of the agent, kind, time, fields as JSON."""
+"""The record's number in this run of the agent, its kind, its time, and its fields as JSON."""
 
 
 class Frame(NamedTuple):
-    """``run``: which agent; ``number``: of the page that holds, also of one that could not be made; ``found``: what its
-    start found in the logs, which may be on record already, by instance; ``page`` None: nothing has changed;
-    ``looked``: the last look at the GPUs that is done; ``lost``: records in all."""
+    """A message to the api.
+
+    ``run``: identifies the run of the agent. ``number``: the current page's number, even if it could not be made.
+    ``page``: None if nothing has changed. ``found``: for each instance, events that the agent found in logs at its
+    start, which may already be recorded. ``looked``: number of the last finished poll of the GPUs. ``lost``: number of
+    lost records.
+    """
 
     version: str
     run: float
@@ -82,12 +94,12 @@ class Frame(NamedTuple):
 
 
 _policies: dict[int, tuple[Policy, bytes]] = {}
-"""As they are written, by their identity."""
+"""Policies as bytes, by the identity of the object."""
 POLICIES = 256
 
 
 def as_bytes(frame: Frame) -> bytes:
-    """A frame as bytes. A policy in it is bytes of its own, made once: it is most of a page, and seldom another one."""
+    """Return a frame as bytes. A policy is most of a page and rarely changes, so it is pickled separately, once."""
     out = io.BytesIO()
     writer = pickle.Pickler(out, protocol=5)
     writer.dispatch_table = copyreg.dispatch_table | {Policy: lambda policy: (policy_of, (_written(policy),))}
@@ -99,10 +111,10 @@ def _written(policy: Policy) -> bytes:
     if id(policy) not in _policies:
         if len(_policies) >= POLICIES:
             _policies.clear()
-        _policies[id(policy)] = policy, pickle.dumps(replace(policy), protocol=5)  # without what it remembers of users
+        _policies[id(policy)] = policy, pickle.dumps(replace(policy), protocol=5)  # without its cache for users
     return _policies[id(policy)][1]
 
 
 def policy_of(data: bytes) -> Policy:
-    """In the place of the class with which the api reads a policy: the agent unpickles nothing."""
+    """Stand for the function with which the api reads a policy: the agent unpickles nothing."""
     raise NotImplementedError

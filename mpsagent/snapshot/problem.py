@@ -1,4 +1,4 @@
-"""An answer that is an error, of an order or over HTTP."""
+"""Errors in answers to orders and to HTTP requests."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ Json = dict[str, Any]
 
 
 class Problem(Exception):
-    """``status`` is an HTTP status; the texts are for the person who asked.
+    """An error with an HTTP status and texts for the caller.
 
-    The body is a problem detail (RFC 9457); ``more`` goes into it too (the oldest cursor of a 410, for instance).
+    The body is a problem detail (RFC 9457). ``more``: further members of it, such as the oldest cursor of a 410.
     """
 
     def __init__(self, status: int, what: str, where: str = "", hint: str = "", **more: Any) -> None:
@@ -19,6 +19,7 @@ class Problem(Exception):
         self.status, self.what, self.where, self.hint, self.more = status, what, where, hint, more
 
     def body(self) -> Json:
+        """Return the problem detail."""
         title = HTTPStatus(self.status).phrase
         told = {"detail": self.what, "where": self.where, "hint": self.hint}
         return {"type": "about:blank", "title": title, "status": self.status, **told, **self.more}
