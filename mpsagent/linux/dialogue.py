@@ -54,8 +54,8 @@ class Dialogue(Generic[S]):
     """``speaker`` answers each message, with the credentials ``asker``. ``done`` gets the speaker when the dialogue is
     over, never after :meth:`close`. ``greeted`` gets the greeting. ``longest``: bytes of a message.
 
-    A dialogue that is closed early leaves nothing at the server: unsent messages are never sent, and a closed connection
-    blocks no other client."""
+    A dialogue that is closed early leaves nothing at the server: unsent messages are never sent, and a closed
+    connection blocks no other client."""
 
     def __init__(
         self,
