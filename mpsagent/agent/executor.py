@@ -122,7 +122,9 @@ class Executor:
             case act.StartControl():
                 return await self._start(action)
             case act.Tell():
-                problem = await self._terminals.tell(action.uid, action.pid, action.start, action.reason)
+                problem = await self._terminals.tell(
+                    action.uid, action.pid, action.start, action.reason, files=action.files
+                )
                 return problem is None, problem or ""
             case act.RunHook():
                 ended = await run_hook(action.program, action.subject, deadline=action.deadline)

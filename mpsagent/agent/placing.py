@@ -21,6 +21,8 @@ from mpsagent.policy.identity import Identity
 from mpsagent.system.gate_link import GateLink
 from mpsagent.wire import link
 
+LINE_FIRST = 0.5
+"""Seconds in which a process gets the line with the reason: it may exit as soon as it is refused."""
 GONE = "its process has worked at instance {}, which the policy does not have any more: start the program again"
 
 
@@ -256,8 +258,9 @@ class Placing:
     def _refuse(self, knock: link.Knock, process: Pidfd | None, why: str) -> None:
         if process is not None:
             process.close()
-        self._record("client.refused", self._clock.now(), pid=knock.pid, uid=knock.uid, why=why)
-        self.link.send(link.Refuse(knock.connection, why))
+        refused = link.Refused(knock.connection, knock.pid, knock.uid, why, knock.start, knock.cgroup)
+        self._agents[0].gate.receive(refused, None)  # it is recorded there, and the process gets a line
+        asyncio.get_running_loop().call_later(LINE_FIRST, self.link.send, link.Refuse(knock.connection, why))
 
     def idle(self) -> None:
         """No user is at work or waits at an instance."""

@@ -87,11 +87,13 @@ class WarnClient(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tell(Action):
-    """One line, its reason, on the terminal of a process, if it has one, written as its user."""
+    """One line, its reason, on the terminal of a process, if it has one, written as its user. ``files``: without a
+    terminal into the file or pipe that is its standard error."""
 
     pid: int
     start: int
     uid: int
+    files: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from itertools import chain, islice, zip_longest
 from mpsagent.core import actions as act
 from mpsagent.core import lanes, memory_use
 from mpsagent.core.inputs import Peer
+from mpsagent.core.lines import line
 from mpsagent.core.model import Held, Status
 from mpsagent.core.rule import Decision, Reason
 from mpsagent.core.view import View
@@ -284,10 +285,8 @@ def _refusals(view: View, memory: Memory, now: float) -> tuple[Memory, list[act.
                 continue
             if uid and uid not in told and view.rules(uid).terminal:
                 told[uid], telling[one.connection] = now, one.process
-                pid, start = one.process
-                words = f"process {pid} may not use MPS: {reason}"
-                key = view.rules(uid).origin("notify_terminal").key
-                todo.append(act.Tell(pid=pid, start=start, uid=uid, reason=words, rule=key))
+                words = f"process {one.process[0]} may not use MPS: {reason}"
+                todo.append(line(view, one.process, uid, one.peer.cgroup, words))
                 continue
             refused.add(one.connection)
             todo.append(act.TellGate(message=Refuse(one.connection, reason), reason=reason, rule=rule))

@@ -307,6 +307,17 @@ class Lane:
     """server pid -> when it ended, so that a late line of server.log does not bring it back (bounded)."""
 
 
+class Refusal(NamedTuple):
+    """A process that was refused, and not by the policy. ``number``: how many there were before it, and itself."""
+
+    number: int
+    pid: int
+    start: int
+    uid: int
+    cgroup: str | None
+    why: str
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """Everything the agent believes about one instance of MPS, and what it was told by people."""
@@ -347,6 +358,8 @@ class State:
     unknown_lines: int = 0
     foreign_lines: int = 0
     """Log lines about clients that never passed the gate: no decision rests on them."""
+    refusals: tuple[Refusal, ...] = ()
+    """The last processes that the gate or a server has refused (bounded): each may get a line."""
     unseen: int = 0
     """Clients that the gate has refused because their pid namespace cannot be seen."""
 

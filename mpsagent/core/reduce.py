@@ -48,6 +48,7 @@ from mpsagent.core.model import (
     Key,
     Lane,
     Outcome,
+    Refusal,
     Server,
     State,
 )
@@ -59,6 +60,7 @@ from mpsagent.wire import link
 MOST_HELD = 10_000
 """The gate's own bound is lower; more is a mistake of the gate's."""
 MOST_TURNED_AWAY = 1024
+MOST_REFUSALS = 16
 NEVER = {
     "debugged": "it is being debugged, and would run without MPS and without limits",
     "unknown": "it says that it is of a kind that mpsagent does not know",
@@ -284,6 +286,7 @@ def _passed(state: State, event: inp.GateSaid[link.Passed], out: Out) -> State:
     if said.status:  # the client said so itself; a log's line might name any process
         why = f"its server did not take it (CUDA error {said.status})"
         out.append(tr.ClientRefused(event.at, peer.pid, peer.uid, why, state.job(peer)[1]))
+        state = _refused(state, peer.pid, peer.start, peer.uid, peer.cgroup, why)
     unconfirmed = state.unconfirmed
     if not said.fail_safe and peer.uid in unconfirmed:
         unconfirmed = without(unconfirmed, peer.uid)
@@ -370,11 +373,19 @@ def _gate_refused(state: State, event: inp.GateSaid[link.Refused], out: Out) -> 
     held = state.held.get(said.connection)
     job = None if held is None else state.job(held.peer)[1]
     out.append(tr.ClientRefused(event.at, said.pid, said.uid, said.why, job))
+    if said.pid > 0 and said.start:
+        state = _refused(state, said.pid, said.start, said.uid, said.cgroup, said.why)
     if said.connection in state.never:
         return replace(state, never=without(state.never, said.connection))
     if held is not None:
         return replace(state, held=state.held.without(said.connection))
     return state if said.pid > 0 else replace(state, unseen=state.unseen + 1)
+
+
+def _refused(state: State, pid: int, start: int, uid: int, cgroup: str | None, why: str) -> State:
+    number = state.refusals[-1].number + 1 if state.refusals else 1
+    refusals = *state.refusals, Refusal(number, pid, start, uid, cgroup, why)
+    return replace(state, refusals=refusals[-MOST_REFUSALS:])
 
 
 # --- the kernel -------------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from dataclasses import replace
 from mpsagent.core import actions as act
 from mpsagent.core import transitions as tr
 from mpsagent.core.ladder import TERMINATE
+from mpsagent.core.lines import line
 from mpsagent.core.pause import may_freeze
 from mpsagent.core.pause_room import deadlines, ends, leaving, no_room, pausable
 from mpsagent.core.rule import Decision, EndClient
@@ -321,10 +322,11 @@ def _signals(m: Moment, reason: str) -> Iterator[act.Action]:
     one that is let in later."""
     uid, rules = m.turn.uid, m.view.rules(m.turn.uid)
     known = m.memory.signalled or frozenset()
-    clients = {(one.pid, one.peer.start) for one in m.clients if one.detached is None} - known
+    cgroups = {(one.pid, one.peer.start): one.peer.cgroup for one in m.clients if one.detached is None}
+    clients = cgroups.keys() - known
     m.remember(signalled=known | clients)
     for pid, start in sorted(clients) if rules.terminal and uid else ():
-        yield act.Tell(pid=pid, start=start, uid=uid, reason=reason, rule=rules.origin("notify_terminal").key)
+        yield line(m.view, (pid, start), uid, cgroups[pid, start], reason)
     if rules.switch_warning_signal != "none" and clients:
         number, rule = signal.Signals[rules.switch_warning_signal], rules.origin("turn.warning_signal").key
         for pid, start in sorted(clients):

@@ -137,7 +137,9 @@ class Holding:
         self.close(connection)
 
     def refused(self, connection: Connection, why: str) -> None:
-        self._tell(link.Refused(connection.number, connection.peer.pid, connection.peer.uid, why), None)
+        pid, uid = connection.peer.pid, connection.peer.uid
+        cgroup = peers.cgroup(pid) if pid > 0 else None
+        self._tell(link.Refused(connection.number, pid, uid, why, connection.start, cgroup), None)
 
     def release(self, connection: Connection) -> None:
         """It does not wait any more, but is still ours."""

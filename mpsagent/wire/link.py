@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from mpsagent.mps.limits import Limits, Total
 from mpsagent.wire.codec import decoder
 
-VERSION = 10
+VERSION = 11
 """Another one for each change of what is said here: a peer passes over what it does not know, and would do half."""
 
 
@@ -208,13 +208,16 @@ class HandshakeSeen:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The gate closed a connection itself, because of a bound or of what the peer sent."""
+    """The gate closed a connection itself, because of a bound or of what the peer sent. ``start``: of the process, 0 if
+    it is not known."""
 
     kind: ClassVar[str] = "refused"
     connection: int
     pid: int
     uid: int
     why: str
+    start: int = 0
+    cgroup: str | None = None
 
 
 FromGate = (

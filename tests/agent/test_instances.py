@@ -234,6 +234,10 @@ def test_who_belongs_nowhere_is_refused_and_told(stage: Stage) -> None:
     assert refused.ended() != 0
     assert "MPS_CONNECTION_FAILED" in refused.text()
     assert "the policy has no instance for this user" in stage.record("client.refused", pid=refused.pid)["why"]
+    lines = [
+        one for kind in ("action.done", "action.failed") for one in stage.records(kind, action="Tell", pid=refused.pid)
+    ]
+    assert ["was refused: the policy has no instance for this user" in one["reason"] for one in lines] == [True]
     assert where(agent, working(stage, B)) == "two"
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import fields
 
 from mpsagent.core import actions as act
-from tests.core.harness import ALICE, BOB, CAROL, POLICY, Stage
+from mpsagent.core import inputs as inp
+from mpsagent.core.reduce import MOST_REFUSALS
+from mpsagent.wire import link
+from tests.core.harness import ALICE, BOB, CAROL, DAVE, POLICY, Stage
 
 TELLS = POLICY.replace("[limits]", "[limits]\nnotify_terminal = true")
 
@@ -106,3 +109,67 @@ def test_a_line_that_cannot_be_written_holds_no_refusal_up() -> None:
     stage.client(CAROL)
     stage.run(1)
     assert (told(stage), stage.refused) == ([], [CAROL])
+
+
+IN_JOB = "/system.slice/slurmstepd.scope/job_17/step_0"
+
+
+def files(stage: Stage) -> list[tuple[int, bool]]:
+    return [(one.pid, one.files) for one in stage.actions(act.Tell) if isinstance(one, act.Tell)]
+
+
+def test_only_a_job_of_slurm_gets_its_lines_in_files_and_pipes() -> None:
+    """The line about the wait, about its end, and the warning before the end of a turn."""
+    stage = Stage(TELLS).up()
+    alice = stage.client(ALICE, cgroup=IN_JOB)
+    stage.run(1)
+    bob, carol = stage.client(BOB, cgroup=IN_JOB), stage.client(CAROL, cgroup="/user.slice/slurmstepd.scope/job_17")
+    stage.run(60)
+    assert set(files(stage)) == {(alice.pid, True), (bob.pid, True), (carol.pid, False)}
+    assert len([one for one in files(stage) if one[0] == bob.pid]) >= 2
+
+
+def test_a_refused_process_of_a_job_gets_the_line_in_its_file() -> None:
+    stage = Stage(DENIES).up()
+    carol = stage.client(CAROL, cgroup=IN_JOB)
+    stage.run(1)
+    assert files(stage) == [(carol.pid, True)]
+
+
+def refuses(stage: Stage, *refused: link.Refused) -> None:
+    stage.feed(*(inp.GateSaid(stage.now, one) for one in refused))
+
+
+def test_a_process_that_the_gate_refuses_learns_why() -> None:
+    """A held one, one for which there is no place, and one that MPS does not take: each user once in a minute."""
+    stage = Stage(TELLS).up()
+    stage.client(ALICE)
+    stage.run(1)
+    bob = stage.client(BOB)
+    stage.run(1)
+    assert stage.core is not None
+    (held,) = stage.core.state.held.line(BOB)
+    full = "1024 connections of user 1003 are held already"
+    refuses(
+        stage,
+        link.Refused(held.connection, bob.pid, BOB, "MPS has not confirmed its limits", bob.start),
+        link.Refused(77, 7001, CAROL, full, 70, IN_JOB),
+        link.Refused(78, 7002, CAROL, full, 71, IN_JOB),
+        link.Refused(79, 7003, 0, full, 72),
+        link.Refused(80, -1, DAVE, "its process cannot be seen"),
+    )
+    assert told(stage) == [(bob.pid, "was refused: MPS has not confirmed its limits"), (7001, f"was refused: {full}")]
+    assert files(stage) == [(bob.pid, False), (7001, True)]
+    stage.run(61)
+    refuses(stage, link.Refused(81, 7004, CAROL, full, 73))
+    assert told(stage)[-1] == (7004, f"was refused: {full}")
+    for number in range(100):
+        refuses(stage, link.Refused(100 + number, 7100 + number, DAVE, full, 74))
+    assert len([pid for pid, _ in told(stage) if pid >= 7100]) == 1
+    assert len(stage.core.state.refusals) <= MOST_REFUSALS
+
+
+def test_a_policy_may_keep_refusals_quiet() -> None:
+    stage = Stage(POLICY.replace("[limits]", "[limits]\nnotify_terminal = false")).up()
+    refuses(stage, link.Refused(77, 7001, CAROL, "no place", 70))
+    assert told(stage) == []

@@ -1,4 +1,4 @@
-"""A line on the terminal of a process: as its user, on its own terminal alone, and never waiting for it."""
+"""A line on the terminal of a process, or in its standard error: as its user, and never waiting for either."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import asyncio
 import json
 import os
 import pty
+import socket
 import subprocess
 import sys
+import tempfile
 import termios
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from mpsagent.linux.proc import start_time
 from mpsagent.system import terminal
 from mpsagent.system.control_unit import UnitState
 from tests.conformance.rig import USERS
+from tests.system.silent_file_system import silent_file_system
 
 A, B = USERS[:2]
 SLEEP = ("sleep", "600")
@@ -51,9 +54,9 @@ def seen(master: int) -> str:
         return ""
 
 
-def tell(uid: int, pid: int, start: int, text: str) -> str | None:
+def tell(uid: int, pid: int, start: int, text: str, *, files: bool = False) -> str | None:
     async def told() -> str | None:
-        return await terminal.Terminals(unit=False).tell(uid, pid, start, text)
+        return await terminal.Terminals(unit=False).tell(uid, pid, start, text, files=files)
 
     return asyncio.run(told())
 
@@ -104,7 +107,7 @@ def test_a_process_that_has_exited_gets_no_line_and_no_traceback() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
     process = subprocess.Popen(["true"])
     process.wait()
-    assert tell(A, process.pid, 1, "was refused") == "it has no terminal"
+    assert tell(A, process.pid, 1, "was refused") == terminal.NOWHERE
 
 
 class Systemd:
@@ -127,10 +130,10 @@ def test_under_systemd_a_unit_of_the_user_writes_it(tmp_path: Path) -> None:
 
     async def told() -> str | None:
         made = terminal.Terminals(unit=True, systemd=systemd, run_directory=str(tmp_path))
-        return await made.tell(1001, 77, 5, "waits")
+        return await made.tell(1001, 77, 5, "waits", files=True)
 
     assert asyncio.run(told()) is None
-    assert systemd.read == [("mpsagent-tell@1001.service", {"pid": 77, "start": 5, "text": "waits"})]
+    assert systemd.read == [("mpsagent-tell@1001.service", {"pid": 77, "start": 5, "text": "waits", "files": True})]
     assert list((tmp_path / "tell").iterdir()) == []
 
 
@@ -183,3 +186,185 @@ def test_lines_of_many_users_leave_room_for_what_else_the_agent_does(
     answers = asyncio.run(all_of_them())
     assert answers.count(None) == len(told) - 1 == terminal.MOST
     assert set(answers) == {None, f"{terminal.MOST} lines wait to be written"}
+
+
+# --- files and pipes ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def with_stderr(descriptor: int, uid: int = A) -> Iterator[tuple[int, int]]:
+    """A process of a user with this standard error, and no terminal; its pid and start time."""
+    process = subprocess.Popen(
+        SLEEP, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=descriptor, user=uid, group=uid
+    )
+    start = start_time(process.pid)
+    assert start is not None
+    try:
+        yield process.pid, start
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def opened(path: Path | str, flags: int) -> Iterator[int]:
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that every user may enter."""
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        yield Path(directory)
+
+
+def in_a_file(path: Path, descriptor: int, uid: int = A) -> str | None:
+    """Write a line for a user's process whose standard error this is; why not, or what the file holds."""
+    with with_stderr(descriptor, uid) as (pid, start):
+        problem = tell(uid, pid, start, "waits", files=True)
+    return path.read_text() if problem is None else problem
+
+
+APPENDS = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+LINE = "\nmpsagent: waits\n"
+
+
+@root
+def test_a_file_to_which_the_program_appends_gets_a_line_if_the_order_says_so(place: Path) -> None:
+    log = place / "slurm-7.out"
+    with opened(log, APPENDS) as descriptor:
+        os.fchown(descriptor, A, A)
+        with with_stderr(descriptor) as (pid, start):
+            assert tell(A, pid, start, "waits") == terminal.NOWHERE
+            assert tell(A, pid, start + 1, "waits", files=True) == terminal.NOWHERE, "another process has the number"
+            assert tell(A, pid, start, "waits\x1b[2J", files=True) is None
+        assert log.read_text() == "\nmpsagent: waits?[2J\n"
+
+
+@root
+@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR, os.O_RDONLY, os.O_RDONLY | os.O_APPEND, os.O_PATH])
+def test_a_file_that_the_program_writes_at_its_own_place_or_only_reads_is_left_alone(place: Path, flags: int) -> None:
+    """Its next output would overwrite the line; and a program that has closed its standard error may have a data file
+    in its place."""
+    data = place / "data"
+    data.write_text("data")
+    os.chown(data, A, A)
+    with opened(data, flags) as descriptor:
+        assert in_a_file(data, descriptor) == terminal.NOWHERE
+    assert data.read_text() == "data"
+
+
+@root
+@pytest.mark.parametrize("mode", [0o600, 0o666])
+def test_another_users_file_that_came_from_sudo_is_left_alone(place: Path, mode: int) -> None:
+    """The program may write into it, because it was opened for the program. The helper may not, or does not."""
+    log = place / "of-root"
+    with opened(log, APPENDS) as descriptor:
+        log.chmod(mode)
+        assert in_a_file(log, descriptor) is not None
+    assert log.read_text() == ""
+
+
+@root
+def test_the_file_itself_gets_the_line_whatever_its_name_is_now(place: Path) -> None:
+    log, victim = place / "log", place / "victim"
+    victim.write_text("")
+    os.chown(victim, A, A)
+    with opened(log, APPENDS) as descriptor:
+        os.fchown(descriptor, A, A)
+        log.rename(place / "moved")
+        log.symlink_to(victim)
+        assert in_a_file(place / "moved", descriptor) == LINE
+    assert victim.read_text() == ""
+
+
+@root
+def test_what_is_no_file_and_no_pipe_gets_no_line(place: Path) -> None:
+    """A symbolic link itself, devices, sockets, directories, and files of /proc that are another user's."""
+    target, link = place / "target", place / "link"
+    target.write_text("")
+    os.chown(target, A, A)
+    link.symlink_to(target)
+    os.lchown(link, A, A)
+    device = place / "full"
+    os.mknod(device, 0o20666, os.makedev(1, 7))
+    os.chown(device, A, A)
+    for path, flags in (
+        (link, os.O_PATH | os.O_NOFOLLOW),
+        (device, os.O_WRONLY | os.O_APPEND),
+        ("/dev/null", os.O_WRONLY | os.O_APPEND),
+        (place, os.O_RDONLY),
+        ("/proc/1/fd", os.O_RDONLY),
+        ("/proc/self/oom_score_adj", os.O_WRONLY | os.O_APPEND),
+    ):
+        with opened(path, flags) as descriptor:
+            assert in_a_file(target, descriptor) == terminal.NOWHERE, path
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert in_a_file(target, theirs.fileno()) == terminal.NOWHERE
+        ours.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            ours.recv(1)
+    assert target.read_text() == ""
+
+
+@root
+def test_a_pipe_of_the_user_gets_a_line_and_a_full_one_or_one_of_others_none(place: Path) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    with open(reader, "rb", 0) as end, open(writer, "wb", 0) as descriptor, with_stderr(writer) as (pid, start):
+        assert tell(A, pid, start, "waits", files=True) is not None, "it is root's"
+        os.fchown(writer, A, A)
+        assert tell(A, pid, start, "waits", files=True) is None
+        assert end.read(4096) == LINE.encode()
+        while descriptor.write(b"x" * 4096):
+            pass
+        assert tell(A, pid, start, "waits", files=True) == terminal.NOWHERE
+
+
+@root
+def test_a_fifo_without_a_reader_is_not_waited_for(place: Path) -> None:
+    fifo = place / "fifo"
+    os.mkfifo(fifo, 0o600)
+    os.chown(fifo, A, A)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    with opened(fifo, os.O_WRONLY) as writer, with_stderr(writer) as (pid, start):
+        assert tell(A, pid, start, "waits", files=True) is None
+        assert os.read(reader, 4096) == LINE.encode()
+        os.close(reader)
+        assert tell(A, pid, start, "waits", files=True) == terminal.NOWHERE
+
+
+@root
+def test_a_file_of_a_server_that_has_died_costs_its_user_further_lines_and_others_nothing(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The helper waits for the server in the kernel and is killed. The loop never waits."""
+    monkeypatch.setattr(terminal, "DEADLINE", 2.0)
+    monkeypatch.setattr(terminal, "SLOW", 1.5)
+    monkeypatch.setattr(terminal.Terminals, "_paused", {})
+    dead = place / "dead"
+    dead.mkdir()
+    with ExitStack() as stack, opened(place / "log", APPENDS) as other:
+        os.fchown(other, B, B)
+        served = stack.enter_context(silent_file_system(dead, A))
+        descriptor = os.open(served, os.O_WRONLY | os.O_APPEND)
+        process = subprocess.Popen(
+            SLEEP, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=descriptor, user=A
+        )
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        start = start_time(process.pid)
+        assert start is not None
+        said = tell(A, process.pid, start, "waits", files=True)
+        assert said is not None
+        assert "did not end within 2 s" in said
+        assert tell(A, process.pid, start, "waits", files=True) == "this user's last line took more than 1.5 s"
+        assert in_a_file(place / "log", other, B) == LINE
