@@ -16,6 +16,7 @@ from mpsagent.core.ladder import SETTLE
 from mpsagent.core.model import State
 from mpsagent.linux.proc import ids
 from mpsagent.linux.processes import TICKS, Process, parent
+from mpsagent.core.sentences import named
 from mpsagent.mps import commands
 from mpsagent.policy.policy import Policy
 from mpsagent.system import directories
@@ -122,9 +123,9 @@ class Executor:
             case act.StartControl():
                 return await self._start(action)
             case act.Tell():
-                problem = await self._terminals.tell(
-                    action.uid, action.pid, action.start, action.reason, files=action.files
-                )
+                known = self._state().identities
+                text = named(action.reason, lambda uid: known[uid].name if uid in known else None)
+                problem = await self._terminals.tell(action.uid, action.pid, action.start, text, files=action.files)
                 return problem is None, problem or ""
             case act.RunHook():
                 ended = await run_hook(action.program, action.subject, deadline=action.deadline)

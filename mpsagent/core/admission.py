@@ -20,6 +20,7 @@ from mpsagent.core.model import Held, Status
 from mpsagent.core.rule import Decision, Reason
 from mpsagent.core.view import View
 from mpsagent.mps.limits import Total
+from mpsagent.policy.policy import Rules
 from mpsagent.policy.shares import Share
 from mpsagent.wire.link import Admissions, HeldUp, Job, Named, Refuse, Release, User
 
@@ -135,13 +136,14 @@ def hold(view: View, uid: int) -> Reason | None:
     """Return the reason for which the table does not name a user, except those that hold all; None: it does."""
     turn = view.turn
     if view.denied(uid):
-        return Reason("denied", 'is refused: access = "deny" in the policy')
+        return Reason("denied", f"is refused: {view.denial(uid)}")
     if not view.identified(uid):
         return Reason("name", "the name service has not identified this user yet (getent passwd)")
     if view.outgoing and uid not in view.state.users():
         return Reason("daemon", lanes.full(view) or "this user's own control daemon is being started")
     if not view.ever_fits(uid):
-        return Reason("total", "no process of this user fits in its total (mpsagent-cli policy check)")
+        where = total_places(view.rules(uid))
+        return Reason("total", f"no process of this user fits in its total ({where}): run mpsagent-cli policy check")
     if view.together:
         return None
     if turn is None:
@@ -157,6 +159,12 @@ def hold(view: View, uid: int) -> Reason | None:
     if turn.no_room is not None and uid == view.waiting()[0]:
         whose += f", who cannot be paused: {turn.no_room}"
     return Reason("turn", whose)
+
+
+def total_places(whose: Rules | Share) -> str:
+    """Return the keys of a total, each with its file and line."""
+    given = ("total_active_threads", whose.total_threads), ("total_memory_limit", whose.total_memory)
+    return "; ".join(dict.fromkeys(whose.place(name) for name, value in given if value is not None))
 
 
 def _admitted(view: View) -> list[int]:
@@ -275,7 +283,7 @@ def _refusals(view: View, memory: Memory, now: float) -> tuple[Memory, list[act.
     told = {uid: at for uid, at in memory.told.items() if now < at + TOLD_EVERY}
     for uid in held.users() if view.policy.denies or view.given_up is not None else ():
         if view.denied(uid):
-            reason, rule = f'access = "deny" in the policy for user {uid}', view.rules(uid).origin("access").key
+            reason, rule = view.denial(uid), view.rules(uid).key("access")
         elif view.given_up is not None:
             reason, rule = view.given_up, RULE
         else:
@@ -285,7 +293,7 @@ def _refusals(view: View, memory: Memory, now: float) -> tuple[Memory, list[act.
                 continue
             if uid and uid not in told and view.rules(uid).terminal:
                 told[uid], telling[one.connection] = now, one.process
-                words = f"process {one.process[0]} may not use MPS: {reason}"
+                words = f"process {one.process[0]} may not use MPS: {reason}; ask an administrator of this node"
                 todo.append(line(view, one.process, uid, one.peer.cgroup, words))
                 continue
             refused.add(one.connection)

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from mpsagent.core import memory_use
-from mpsagent.core.admission import NEXT
+from mpsagent.core.admission import NEXT, total_places
 from mpsagent.core.model import Client, Held
 from mpsagent.core.rule import Reason
 from mpsagent.core.view import View
@@ -36,10 +36,11 @@ def surplus(
     for client in filter(attrgetter("counts"), clients):
         its = limits(client)
         if most is not None and count >= most:
-            yield client, f"{name} may have {most} client{'s' * (most != 1)} at a time", whose.key("max_clients")
+            reason = f"{name} may have {most} client{'s' * (most != 1)} at a time ({whose.place('max_clients')})"
+            yield client, reason, whose.key("max_clients")
         elif total is not None and its is not None and not total.fits(fitting, its):
             key = "total_active_threads" if whose.total_memory is None else "total_memory_limit"
-            yield client, f"{name} has its total in use", whose.key(key)
+            yield client, f"{name} has its total in use ({whose.place(key)})", whose.key(key)
         else:
             count += 1
             fitting += [] if its is None else [its]
@@ -69,7 +70,8 @@ def bound(view: View, uid: int, line: Sequence[Held], use: Use) -> Reason | None
     user, mine = use.table.get(uid), [one for one in view.state.clients_of_user(uid) if one.counts]
     if user is not None and user.max_contexts is not None and use.contexts.get(uid, 0) >= (most := user.max_contexts):
         text = f"this user may have {most} context{'s' * (most > 1)} on a server at a time"
-        return Reason("max_contexts", text + _only_its_own(uid, mine))
+        place = view.rules(uid).place("max_contexts")
+        return Reason("max_contexts", f"{text} ({place}){_only_its_own(uid, mine)}")
     full = use.full
     if full is not None and {one for one, count in use.contexts.items() if count} == {uid}:
         full = full._replace(text=full.text + _only_its_own(uid, mine))
@@ -81,14 +83,15 @@ def bound(view: View, uid: int, line: Sequence[Held], use: Use) -> Reason | None
         who, limit = "this user" if isinstance(whose, Rules) else name, whose.max_clients
         if limit is not None and len(clients) >= limit:
             count = "1 process" if limit == 1 else f"{limit} processes"
-            text = f"{first}{who} may have {count} at a time"
+            text = f"{first}{who} may have {count} at a time ({whose.place('max_clients')})"
             return Reason("max_clients", text + _only_its_own(uid, clients))
         total, more = whose.total(view.state.devices) or Total(), view.limits_of(new.peer)
         used = [memory_use.counted(view.state, client) or view.limits_of(client.peer) for client in clients]
         if not total.fits((), more):
-            return Reason("total", f"no process of {who} fits in its total (mpsagent-cli policy check)")
+            where = total_places(whose)
+            return Reason("total", f"no process of {who} fits in its total ({where}): run mpsagent-cli policy check")
         if not total.fits(used, more):
-            text = f"{first}{who}'s total is in use: {_total_text(total, used, more)}"
+            text = f"{first}{who}'s total is in use: {_total_text(total, used, more)} ({total_places(whose)})"
             return Reason("total", text + _only_its_own(uid, clients))
     if full is None and line[0].failed is not None:
         return Reason("handover_failed", f"could not be handed over to MPS, and is tried again: {line[0].failed}")

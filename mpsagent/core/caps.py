@@ -188,16 +188,16 @@ def _idle(view: View, client: Client, *, by_gpu: bool) -> float | None:
 def _would_be_held(view: View, rules: Rules, uid: int, clients: tuple[Client, ...]) -> Iterator[Surplus]:
     """Yield the clients of a user whom the gate would hold or refuse if the policy were enforced for that user."""
     if rules.access == "deny":
-        yield from (
-            (client, f'access = "deny" in the policy for user {uid}', rules.key("access")) for client in clients
-        )
+        yield from ((client, view.denial(uid), rules.key("access")) for client in clients)
         return
     mine = sorted(clients, key=lambda one: one.since)
     yield from surplus(f"user {uid}", rules, mine, lambda one: _own_limits(view, one), view.state.devices)
     most = view.most_contexts(rules)
     if mine and most is not None and view.contexts()[uid] > most:
         youngest = [one for one in mine if one.counts][-1]
-        yield youngest, f"user {uid} may have {most} context{'s' * (most != 1)} at a time", rules.key("max_contexts")
+        place = rules.place("max_contexts")
+        reason = f"user {uid} may have {most} context{'s' * (most != 1)} at a time ({place})"
+        yield youngest, reason, rules.key("max_contexts")
     jobs = {share.job: share for one in mine if (share := view.share(one.peer)) is not None and share.bounds}
     for job, share in jobs.items():
         its = [one for one in view.state.clients.values() if (of := view.share(one.peer)) is not None and of.job == job]

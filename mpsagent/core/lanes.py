@@ -55,7 +55,8 @@ def full(view: View, more: frozenset[int] = frozenset()) -> str | None:
     if policy.sharing != "per-user":
         return f'sharing = "{policy.sharing}" takes hold when the clients at work have ended'
     if len(view.users | more) >= policy.apart_users:
-        return f"no more users may have a control daemon of their own (max_users = {policy.apart_users})"
+        key, _, place = policy.origin(view.instance_rule("max_users")).place.partition(", ")
+        return f"no more users may have a control daemon of their own ({key} = {policy.apart_users}, {place})"
     return None
 
 

@@ -46,7 +46,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     todo = list[act.Action]()
     why = {one.uid: one.why.text for one in waiting(view, now)} if due else {}
     for held in due:
-        text = f"waits for the GPU: {why.get(held.uid, 'it is not known why')}"
+        text = f"waits for the GPU: {why.get(held.uid, 'it is not known why')} (mpsagent-cli queue shows your place)"
         todo.append(_line(view, held.process, held.uid, held.peer.cgroup, text))
         told[held.process] = held.uid, held.since
     for process, (uid, since) in tuple(told.items()):

@@ -128,7 +128,7 @@ def _wrong(view: View) -> Iterator[Wrong]:
         rules, turn = view.rules(uid), view.turn
         if rules.access == "deny":
             rule = rules.origin("access").key
-            yield from ((one, f'access = "deny" in the policy for user {uid}', rule, "limits") for one in unseen)
+            yield from ((one, view.denial(uid), rule, "limits") for one in unseen)
         elif view.user not in (None, uid):
             why, rule = f"this control daemon is user {view.user}'s own", view.instance_rule("sharing")
             yield from ((one, why, rule, "turn") for one in unseen)

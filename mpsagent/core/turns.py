@@ -326,7 +326,8 @@ def _signals(m: Moment, reason: str) -> Iterator[act.Action]:
     clients = cgroups.keys() - known
     m.remember(signalled=known | clients)
     for pid, start in sorted(clients) if rules.terminal and uid else ():
-        yield line(m.view, (pid, start), uid, cgroups[pid, start], reason)
+        text = f"{reason} ({rules.place('turn.time_limit')}): save your work"
+        yield line(m.view, (pid, start), uid, cgroups[pid, start], text)
     if rules.switch_warning_signal != "none" and clients:
         number, rule = signal.Signals[rules.switch_warning_signal], rules.origin("turn.warning_signal").key
         for pid, start in sorted(clients):

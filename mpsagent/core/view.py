@@ -356,6 +356,10 @@ class View:
         rules = self.rules(uid)
         return rules.access == "deny" and rules.enforce
 
+    def denial(self, uid: int) -> str:
+        """Return why the policy keeps this user out."""
+        return f'access = "deny" in the policy for user {uid} ({self.rules(uid).place("access")})'
+
     def welcome(self, uids: Iterable[int]) -> list[int]:
         """Those of them who are known and whom the policy lets in."""
         known, all_known, denies = self.state.identities, self.policy.by_uid, self.policy.denies

@@ -32,6 +32,11 @@ class Origin(NamedTuple):
     def __str__(self) -> str:
         return f"{self.file}:{self.line}: {self.key}" if self.file else f"{self.key} (built-in default)"
 
+    @property
+    def place(self) -> str:
+        """The key with its file and line, as a reason names it."""
+        return f"{self.key}, {self.file}:{self.line}" if self.file else f"{self.key}, built-in default"
+
     def wrong(self, problem: str, hint: str) -> PolicyError:
         return PolicyError(self.file, self.line, self.key, problem, hint)
 

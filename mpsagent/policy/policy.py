@@ -128,6 +128,10 @@ class Rules:
         """A value's place, as a policy has it."""
         return self.origin(name).key
 
+    def place(self, name: str) -> str:
+        """The key of a value with its file and line."""
+        return self.origin(name).place
+
     def origin(self, name: str) -> Origin:
         """Where a value comes from, by its name as a file has it. ``memory_limit``: the nearest one."""
         return self.origins.get(name) or _default_origin(name)

@@ -58,6 +58,10 @@ class Share:
         """A value's place, as a policy has it."""
         return f"{self.source}.{name}"
 
+    def place(self, name: str) -> str:
+        """The key of a value with the file and line of its section; of a lease its number."""
+        return self.source if self.origin is None else self.origin._replace(key=self.key(name)).place
+
     def lower(self, limits: Limits, devices: Sequence[Device]) -> Limits:
         """Limits that are nowhere more than this share."""
         threads, memory = limits.threads, dict(limits.memory)

@@ -64,7 +64,8 @@ def test_no_user_takes_all_places_of_a_server_for_all() -> None:
     view = stage.core.view()
     told = {one.uid: one.why for one in waiting(view, stage.now)}
     assert told[ALICE].text.startswith(
-        "this user may have 36 contexts on a server at a time; only this user's own process"
+        "this user may have 36 contexts on a server at a time (limits.max_contexts, built-in default); "
+        "only this user's own process"
     )
     assert told[BOB].text == f"the server is full: 36 contexts of user {ALICE}, 12 contexts of user {BOB}"
     assert stage.mps.refused == []
@@ -82,7 +83,9 @@ def test_the_bound_of_a_users_contexts_is_the_policys(most: int, said: str) -> N
     assert len(stage.gate.known) == 1
     assert stage.core is not None
     (told,) = waiting(stage.core.view(), stage.now)
-    assert told.why.text.startswith(f"this user may have {said} on a server at a time; only this user's own process")
+    assert told.why.text.startswith(
+        f"this user may have {said} on a server at a time (user.alice.max_contexts, policy.toml:6); only this user's"
+    )
 
 
 def test_lines_about_contexts_that_never_passed_the_gate_take_no_room() -> None:

@@ -211,6 +211,7 @@ def test_a_total_counts_what_is_really_in_use_where_that_is_more() -> None:
     view = stage.core.view()
     (why,) = (one.why for one in waiting(view, stage.now))
     assert why.text == "this user's total is in use: 15G of 20G on device 0, the next process needs 10G" + (
+        f" (user.carol.total_memory_limit, policy.toml:15)"
         f"; only this user's own process {carol.pid} can make room: wait, or run mpsagent-cli terminate {carol.pid}"
     )
     looks(stage, carol, LIMIT)

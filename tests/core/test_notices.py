@@ -27,8 +27,12 @@ def test_who_waits_is_told_once_and_again_when_served_and_who_has_to_go_before()
     assert told(stage) == [], "nobody has waited for 10 s"
     stage.run(3)
     assert told(stage) == [
-        (alice.pid, f"user {ALICE} has had the GPU for 10.0s while user {BOB} waits; its turn ends in 5.00s"),
-        (bob.pid, f"waits for the GPU: it is the turn of user {ALICE}"),
+        (
+            alice.pid,
+            f"user {ALICE} has had the GPU for 10.0s while user {BOB} waits; its turn ends in 5.00s "
+            "(turn.time_limit, policy.toml:13): save your work",
+        ),
+        (bob.pid, f"waits for the GPU: it is the turn of user {ALICE} (mpsagent-cli queue shows your place)"),
     ]
     stage.run(60)
     assert stage.working(bob)
@@ -49,7 +53,10 @@ def test_who_waited_for_a_place_apart_is_told_when_it_has_the_gpu() -> None:
     stage.run(5)
     assert stage.working(bob)
     assert [(pid, text.partition(",")[0]) for pid, text in told(stage)] == [
-        (bob.pid, "waits for the GPU: no more users may have a control daemon of their own (max_users = 1)"),
+        (
+            bob.pid,
+            "waits for the GPU: no more users may have a control daemon of their own (instance.gpu.max_users = 1",
+        ),
         (bob.pid, "has the GPU now"),
     ]
 
