@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 from mpsagent.api import database, views
@@ -14,7 +14,7 @@ from mpsagent.api.explaining import explained
 from mpsagent.api.received import Received
 from mpsagent.api.sums import SUMS, USED, add
 from mpsagent.core import placement
-from mpsagent.core.sentences import Names, sentence
+from mpsagent.core.sentences import Names, named, sentence
 from mpsagent.policy.identity import Identity
 from mpsagent.snapshot import lease_body
 from mpsagent.snapshot.condition import Condition, problems
@@ -24,6 +24,8 @@ from mpsagent.snapshot.problem import Json, Problem
 T = TypeVar("T")
 PAGE_AGE = 0.1
 """Seconds for which a status page is given to others, too, when nothing has changed."""
+LOOKED_AT = 64
+"""Waiting connections of a user among which its waiting jobs are found."""
 FORGET = 600.0
 """Seconds for which it is said what the history has found amiss."""
 
@@ -108,8 +110,21 @@ class Everything:
         for instance in self._page.instances:
             for client in instance.view.state.clients.values():
                 came.setdefault(client.job or client.lease, []).append(client.pid)
+        waits = self._waiting_jobs() if view.state.leases else {}
         for one in view.state.leases:
-            yield lease_body.shown(one, view, self._received.identity(one.uid), came.get(one.name or one.number, ()))
+            clients, who = came.get(one.name or one.number, ()), self._received.identity(one.uid)
+            yield lease_body.shown(one, view, who, clients, waits.get(one.number))
+
+    def _waiting_jobs(self) -> dict[int, str]:
+        """Return why processes of jobs wait, by the numbers of the leases. Of a user the first ones are looked at."""
+        found = dict[int, str]()
+        for instance in self._page.instances:
+            state = instance.view.state
+            for user in instance.waiting:
+                for held in islice(state.held.line(user.uid), LOOKED_AT):
+                    if (lease := state.lease(held.peer)) is not None:
+                        found.setdefault(lease.number, named(user.why.text, self._received.name))
+        return found
 
     def health(self) -> tuple[bool, list[str]]:
         """Whether everything is as it should be, and otherwise what is not, one line each."""

@@ -202,7 +202,7 @@ class Lease(TypedDict):
     multiprocessors, null: as the user's; ``memory_limit``: bytes or a part by device ("" for each); ``total_…``,
     ``max_clients``: what its processes have together, null: no more than their users; ``limits``: what a process of its
     user gets with it, null where no user is given or it is not known who that is; ``clients``: the pids of the job's
-    clients."""
+    clients; ``waits``: why processes of the job wait, null: none does."""
 
     id: int
     name: str | None
@@ -220,6 +220,7 @@ class Lease(TypedDict):
     until: Time
     by: int
     clients: list[int]
+    waits: str | None
 
 
 class Xid(TypedDict):

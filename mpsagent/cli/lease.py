@@ -72,11 +72,12 @@ def add(
 
 
 @lease.command("list")
+@click.option("--waiting", is_flag=True, help="Only jobs whose processes wait: number, name and reason in one line.")
 @options.json
 @click.pass_obj
-def listed(path: str, as_json: bool) -> None:
+def listed(path: str, waiting: bool, as_json: bool) -> None:
     """List the leases in force."""
-    ask.show(path, "/v1/leases", as_json, _table)
+    ask.show(path, "/v1/leases", as_json, _waiting if waiting else _table)
 
 
 @lease.command()
@@ -104,6 +105,13 @@ def delete(path: str, number: int | None, cgroup: str | None, name: str | None, 
     for one in numbers:
         _, raw = ask.ordered(path, "end-lease", {"number": one})
         click.echo(raw.decode().rstrip("\n") if as_json else f"lease {one} has ended")
+
+
+def _waiting(body: Json) -> list[str]:
+    from mpsagent.cli.wording import safe
+
+    waits = [one for one in body["leases"] if one["waits"] is not None]
+    return [f"{one['id']} {safe(one['name'] or '-')} {safe(one['waits'])}" for one in waits]
 
 
 def _table(body: Json) -> list[str]:

@@ -79,8 +79,11 @@ def _until(text: str, now: float) -> Any:
     raise Problem(400, f"until: {text[:40]!r} is no time in the year to come", "until", UNTIL)
 
 
-def shown(one: Lease, view: View, who: Identity | None = None, clients: Sequence[int] = ()) -> Json:
-    """Return a lease as JSON. ``clients``: the pids of its running clients. ``who``: its user, if known."""
+def shown(
+    one: Lease, view: View, who: Identity | None = None, clients: Sequence[int] = (), waits: str | None = None
+) -> Json:
+    """Return a lease as JSON. ``clients``: the pids of its running clients. ``who``: its user, if known. ``waits``: why
+    its processes wait."""
     state = view.state
     who = who or state.identities.get(-1 if one.uid is None else one.uid)
     limits = None if who is None else state.policy.rules(who).limits_within(one.share, state.devices).as_json()
@@ -101,6 +104,7 @@ def shown(one: Lease, view: View, who: Identity | None = None, clients: Sequence
         "until": iso(one.until),
         "by": one.by,
         "clients": list(clients),
+        "waits": waits,
     }
 
 

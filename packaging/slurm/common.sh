@@ -13,7 +13,8 @@ gpus=/run/mpsagent-slurm.gpus # the same for the hooks, where one of the two is 
 longest=31d         # a lease whose epilog never ran ends then, if no health check has found it before
 patience=20         # seconds that an agent which does not answer is asked again: a restart must fit
 answer=5            # seconds for one answer
-comment=            # "AdminComment" or "Comment": the health check writes there how long a job has waited
+comment=AdminComment # or "Comment": the health check writes there why a job waits and how long it has; empty: nowhere
+comments=/run/mpsagent-slurm.comments # what it has written
 proctrack=          # ProctrackType of slurm.conf; empty: slurmctld is asked
 known=/run/mpsagent-slurm.proctrack # what it has answered
 node=${SLURMD_NODENAME:-$(hostname -s)}
@@ -49,8 +50,8 @@ ask() {
     done
 }
 
-# One line for people: of what the agent says, parts may come from users.
-line() { printf '%s' "$1" | head -n 1 | tr -cd '[:print:]' | cut -c 1-160; }
+# line TEXT [LENGTH]: one line for people. Parts of what the agent says may come from users.
+line() { printf '%s' "$1" | head -n 1 | tr -cd '[:print:]' | cut -c "1-${2:-160}"; }
 
 say() { logger -t mpsagent-slurm -- "$1" 2>/dev/null || true; printf 'mpsagent: %s\n' "$1" >&2; }
 

@@ -140,7 +140,13 @@ class Cluster:
             os.mknod(device, 0o20666, os.makedev(195, number))
         # A health check has nothing of slurmd's environment.
         lines = [f'client="{" ".join(client)}"', f"export SLURM_CONF={self.place}/slurm.conf"]
-        lines += [f"known={self.place}/proctrack", f"gpus={self.place}/gpus", settings, ""]
+        lines += [
+            f"known={self.place}/proctrack",
+            f"gpus={self.place}/gpus",
+            f"comments={self.place}/comments",
+            settings,
+            "",
+        ]
         (self.place / "settings").write_text("\n".join(lines))
         for name in ("prolog", "epilog", "task-prolog", "health-check"):
             hook = self.place / name

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -270,30 +269,36 @@ def test_a_killed_job_leaves_no_lease_and_nobody_paused(stage: Stage) -> None:
         assert not alive(frozen)
 
 
-def test_a_job_that_waited_says_so(stage: Stage) -> None:
-    """At the gate, where its user has no share left: in the report, and where an administrator of Slurm looks."""
-    with slurm(stage, "comment=AdminComment") as (cluster, agent):
+def test_a_job_that_waits_says_so(stage: Stage) -> None:
+    """At the gate, where its user has no share left: in its output, whether the batch script or a step has it, in its
+    comment, and then in the report."""
+    with slurm(stage) as (cluster, agent):
         outside = stage.client(USERS[1], "sleep", "600")  # no kernel in flight: its end is no fault
         agent.wait("client.connected", pid=outside.pid)
-        job = cluster.submit(USERS[1], "gpu:1", client(stage, "sleep", "600"))
+        program = client(stage, "sleep", "600")
+        job = cluster.submit(USERS[1], "gpu:1", f"{program} &", f"srun --mpi=none {program} &", "wait")
 
-        def waits() -> bool:
-            clients = agent.api.get("/v1/clients")["clients"]  # one outside has a second connection
-            return any(one["state"] == "waiting" and one["pid"] != outside.pid for one in clients)
+        def comment() -> str:
+            return next(iter(cluster.show(job).split(" AdminComment=")[1:]), "")
 
-        stage.until(waits, "the job's client waits", LONG)
-        time.sleep(1.5)
+        lines = re.compile(
+            r"mpsagent: process \d+ waits for the GPU: .*\(limits\.total_active_threads, .*policy\.toml:\d+\)"
+        )
+        stage.until(lambda: len(lines.findall(cluster.said(job))) == 2, "program and step have a line", LONG)
+        stage.until(lambda: comment().startswith("mpsagent: waits for the GPU: "), "the comment", LONG, every=0.3)
+        cluster.run("scancel", f"{job}.0")
         outside.kill()
 
         def shown() -> str | None:
-            found = re.search(r"AdminComment=waited (\d+) s for the GPU", cluster.show(job))
+            found = re.search(r"mpsagent: waited (\d+) s for the GPU", comment())
             return None if found is None else found[1]
 
         stage.until(shown, "the job's comment", LONG, every=0.3)
         stage.until(lambda: exact(stage, cluster.said(job), 100) == [True], "the job's client has all of the GPU", LONG)
+        assert "has the GPU now, after " in cluster.said(job)
         (row,) = agent.api.get(f"/v1/report?by=job&job=slurm-{job}")["rows"]
         assert (row["uid"], row["clients"], row["threads"]) == (USERS[1], 1, 100.0)
-        assert row["waited"] == row["longest"] >= 1.0
+        assert row["waited"] >= row["longest"] >= 10.0
         assert shown() == str(int(round(row["waited"], 3))), "as the report's CSV has it"
 
 
