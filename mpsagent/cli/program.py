@@ -37,6 +37,9 @@ AGAIN = 10.0
 """Seconds until an api that is away, or that has too many readers, is asked again."""
 ENDED_FOR, ENDED_LOOK = 10.0, 0.1
 """Seconds in which MPS ends clients; a signal is passed on after that anyhow."""
+LAST_LOOK = 1.0
+LAST_LOOKS = 4
+"""Seconds in which the api answers why a program that failed was refused, and how often it is asked."""
 BUSY = (429, 503)
 """What the agent answers to one order too many at a time: it is given again."""
 TOGETHER = 1.0
@@ -62,8 +65,12 @@ def simple(words: list[str]) -> tuple[float | None, list[str]] | None:
 
 def begin(path: str, most: float | None, command: Sequence[str]) -> NoReturn:
     program = Program(path, command)
-    threading.Thread(target=Told(path, program.pid, most).follow, daemon=True).start()
-    program.exit_as_it_does(program.wait())
+    told = Told(path, program.pid, most)
+    threading.Thread(target=told.follow, daemon=True).start()
+    status = program.wait()
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status):
+        told.look_for_refusal()
+    program.exit_as_it_does(status)
 
 
 def say(text: str) -> None:
@@ -204,6 +211,8 @@ class Told:
         self._path, self._pid, self._most = path, pid, most
         self._said = ""
         self._since: float | None = None
+        self._begun, self._refusals = time.time(), set[int]()
+        """Since when refusals are about it, and the cursors of those that were shown."""
         self._all_mine = os.stat("/proc/self/ns/pid").st_ino != FIRST_PID_NAMESPACE  # noqa: PTH116
 
     def follow(self) -> None:
@@ -218,6 +227,8 @@ class Told:
                     mine = event.get("uid") == os.getuid()
                     if "heartbeat" in event or (mine and event.get("kind") == "client.waiting"):
                         self._wait()
+                    elif mine and event.get("kind") == "client.refused":
+                        self._refused(event)
                     elif mine and event.get("kind") == "turn.warning":
                         say(safe(event.get("sentence") or event["kind"], 400))
             except client.Unreachable as gone:
@@ -225,6 +236,26 @@ class Told:
             except (client.Refused, ValueError, KeyError):
                 pass
             time.sleep(again.pause())
+
+    def look_for_refusal(self) -> None:
+        """Show why processes of a program that failed were refused: it may have failed before the stream shows it."""
+        begun = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self._begun))
+        with suppress(client.Unreachable, client.Refused, ValueError, KeyError):
+            for _ in range(LAST_LOOKS):
+                events = client.ask(self._path, "/v1/events?limit=200", LAST_LOOK)[0]["events"]
+                mine = [one for one in events if one.get("uid") == os.getuid() and one["at"] >= begun and "pid" in one]
+                for one in mine:
+                    if one["kind"] == "client.refused":
+                        self._refused(one)
+                clients = [(one["pid"], one["kind"]) for one in mine if one["kind"].startswith("client.")]
+                if clients and all(kind != "client.waiting" for kind in dict(clients).values()):
+                    return  # of each process the last event counts: none is still between the gate and MPS
+                time.sleep(ENDED_LOOK)
+
+    def _refused(self, event: Json) -> None:
+        if event["cursor"] not in self._refusals:
+            self._refusals.add(event["cursor"])
+            say(safe(event["sentence"], 400))
 
     def _wait(self) -> None:
         """Until none of its processes waits."""

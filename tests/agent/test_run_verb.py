@@ -65,6 +65,17 @@ def test_why_it_waits_and_that_it_has_the_gpu_is_said_and_its_status_is_the_prog
 
 
 @root
+def test_why_it_was_refused_is_said_and_once(stage: Stage, start: Callable[..., Run]) -> None:
+    """Into a file, too: who starts a program with `run` wants to know."""
+    agent = stage.with_agent(f'[user."{B}"]\naccess = "deny"\n')
+    one = start(agent, B, "--", *stage.backend.client, "query")
+    assert one.ended() != 0
+    (said,) = [row for row in one.said().splitlines() if "was refused" in row]
+    assert said.startswith("mpsagent-cli: process ")
+    assert f'access = "deny" in the policy for user {B} (user.{B}.access, ' in said
+
+
+@root
 def test_while_the_gate_is_away_nothing_is_said_of_the_queue(stage: Stage, start: Callable[..., Run]) -> None:
     """Seen at each upgrade: "it has the GPU" was said to a program that went on waiting, "no user waits" to all."""
     agent = stage.with_agent("[turn]\ntime_limit = '1h'\n")
