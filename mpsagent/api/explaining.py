@@ -34,11 +34,11 @@ def _there(one: Instance, who: Identity, cgroup: str) -> Json:
     view = one.view
     share = view.share(Peer(0, who.uid, 0, 0, cgroup))
     if share is None:
-        return {"cgroup.limits": {"value": None, "from": "the user's: no section and no lease is for this cgroup"}}
+        return {"cgroup": "as the user: no section and no lease is for it"}
     place = share.source if share.origin is None else share.origin._asdict()
     given = {name: getattr(share, attribute) for name, attribute in ATTRIBUTES_OF_CGROUPS.items()}
     limits = view.policy.rules(who).limits_within(share, view.state.devices)
-    each = {"cgroup.limits": {"value": limits_words(limits.as_json()), "from": f"each process of {share.whose}"}}
+    each = {"cgroup": f"each process of {share.whose} has {limits_words(limits.as_json())}"}
     return each | {
         f"cgroup.{name}": {"value": values.written(value), "from": place} for name, value in given.items()
         if value is not None

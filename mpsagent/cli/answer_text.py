@@ -193,7 +193,7 @@ def waiting(one: Json, now: datetime) -> str:
 
 def _why(one: Json, now: datetime) -> str:
     until = "" if one.get("until") is None else f", until {local(one['until'], now)} at the latest"
-    return safe(one["why"], 300) + until
+    return safe(one["why"], 600) + until
 
 
 def _change(one: Json, now: datetime) -> str:

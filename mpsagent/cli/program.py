@@ -312,4 +312,4 @@ def place(mine: Json, of: int) -> str:
 
     latest = "" if mine.get("until") is None else f", until {local(mine['until'], now())} at the latest"
     latest += "" if mine["turn"] is None else f"; its turn comes at {local(mine['turn'], now())} at the latest"
-    return f"it waits for the GPU, number {mine['position']} of {of}: {safe(mine['why'], 300)}{latest}"
+    return f"it waits for the GPU, number {mine['position']} of {of}: {safe(mine['why'], 600)}{latest}"

@@ -65,7 +65,7 @@ USERS = (
     Column("UTIL", utilization, lambda one: -(one["utilization"] or 0.0), right=True),
     Column("SHARE", lambda one: _percent(one["share"]), lambda one: -(one["share"] or 0.0), right=True),
     Column("LONGEST WAIT", lambda one: duration_text(one["longest"]), lambda one: -one["longest"], right=True),
-    Column("WHY IT WAITS", lambda one: safe(one["why"], 300), lambda one: one["why"]),
+    Column("WHY IT WAITS", lambda one: safe(one["why"], 600), lambda one: one["why"]),
 )
 
 

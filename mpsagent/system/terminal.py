@@ -29,7 +29,8 @@ from mpsagent.system.control_unit import RUN_DIRECTORY, SystemBus
 from mpsagent.system.spawn import run_program
 
 DEADLINE = 5.0
-LONGEST = 400
+LONGEST = 600
+"""Letters of a line. With the encoding's 4 bytes each, a pipe takes it whole or not at all."""
 STEP = 0.02
 MOST, OF_ONE, AT_ONCE = 32, 4, 8
 """Lines of all users that wait to be written, of one user, and users whose lines are written at the same time. A line

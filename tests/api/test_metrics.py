@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -32,6 +33,7 @@ from mpsagent.core import transitions as tr
 from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Client, Use
 from mpsagent.mps.limits import Limits
+from mpsagent.policy.keys import KEYS
 from tests.api.prometheus import program
 from tests.api.stand_in import Served, StandIn, serve
 from tests.waiting import until
@@ -440,3 +442,20 @@ def test_each_alert_names_a_runbook_that_is_there_and_the_critical_one_says_what
         heads = [head.lower().replace(",", "").replace(" ", "-") for head in re.findall(r"(?m)^#+ (.*)$", text)]
         assert anchor in heads, alert
     assert found["MpsagentGateDown"]["description"].startswith("New programs wait")
+
+
+def test_each_alert_names_commands_and_keys_that_exist() -> None:
+    """What an administrator is told to type at night has to work."""
+    rules = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
+    texts = [text for one in rules for text in one["annotations"].values()]
+    pattern = re.compile(r"mpsagent-cli ([a-z]+(?: [-a-z.0-9]+)*)")
+    commands = [words.split() for text in texts for words in pattern.findall(text)]
+    assert len(commands) >= 5
+    for verb, *words in commands:
+        command = cli.get_command(click.Context(cli), verb)
+        assert command is not None, verb
+        options = {name for one in command.params for name in one.opts}
+        assert {word for word in words if word.startswith("--")} <= options, (verb, words)
+    named = {name for text in texts for name in re.findall(r"\b([a-z]+_[a-z_]+)\b", text)} - {"mps_instance"}
+    assert named <= {key.name for key in KEYS}, named
+    assert {one["labels"]["severity"] for one in rules} <= {"critical", "warning", "info"}
