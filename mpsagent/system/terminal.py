@@ -177,7 +177,7 @@ def _takes_lines(place: int, pid: int) -> bool:
     found = os.fstat(place)
     with open(f"/proc/{pid}/fdinfo/2", "rb") as file:
         flags = next(int(row.split()[1], 8) for row in file.read(4096).splitlines() if row.startswith(b"flags:"))
-    if found.st_uid != os.geteuid() or flags & os.O_PATH or flags & os.O_ACCMODE == os.O_RDONLY:
+    if found.st_uid != os.geteuid() or flags & os.O_ACCMODE == os.O_RDONLY:
         return False
     return stat.S_ISFIFO(found.st_mode) or (stat.S_ISREG(found.st_mode) and bool(flags & os.O_APPEND))
 
