@@ -318,7 +318,9 @@ _PHRASES: dict[str, Callable[[_Words], str]] = {
         if not w.text("text")
         else f"did not warn client {w['pid']}{w.of_user()}, whose program does not handle {_signal_name(w['signal'])}"
     ),
-    "Tell": lambda w: f"told process {w['pid']}{w.of_user()}, if it has a terminal{' or a file or pipe for it' * bool(w.get('files'))}",
+    "Tell": lambda w: (
+        f"told process {w['pid']}{w.of_user()}, if it has a terminal{' or output of a job' * bool(w.get('files'))}"
+    ),
     "Freeze": lambda w: f"froze client {w['pid']}{w.of_user()}",
     "Thaw": lambda w: f"thawed client {w['pid']}{w.of_user()}",
     "SignalHeld": lambda w: f"sent {_signal_name(w['signal'])} to process {w['pid']}{w.of_user()} at its hand-over",

@@ -138,7 +138,7 @@ class Holding:
 
     def refused(self, connection: Connection, why: str) -> None:
         pid, uid = connection.peer.pid, connection.peer.uid
-        cgroup = peers.cgroup(pid) if pid > 0 else None
+        cgroup = proc.cgroup(pid) if pid > 0 else None
         self._tell(link.Refused(connection.number, pid, uid, why, connection.start, cgroup), None)
 
     def release(self, connection: Connection) -> None:

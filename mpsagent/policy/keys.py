@@ -164,8 +164,8 @@ KEYS: tuple[Key, ...] = (
     ),
     Key(
         "limits", "notify_terminal", FLAG, _WHO,
-        "`true`: a process gets one line on its terminal, or in a job of Slurm in the file or pipe that is its standard "
-        "error, when it has waited for 10 s, when it is served, when it is refused, and before its turn ends",
+        "`true`: a process gets one line on its terminal, or in a job of Slurm in the file or pipe that is its "
+        "standard error, when it has waited for 10 s, when it is served, when it is refused, and before its turn ends",
         True, attribute="terminal",
     ),
     # --- turns
