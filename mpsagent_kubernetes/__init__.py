@@ -1,1 +1,1 @@
-"""The device plugin of Kubernetes: a client of the API like the command line, in a process of its own."""
+"""The device plugin of Kubernetes: a separate process and a client of the API, like the command line."""

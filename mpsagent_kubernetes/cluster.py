@@ -1,4 +1,4 @@
-"""The node in the cluster: a condition that says how mpsagent is, and an event when that changes."""
+"""The node in the cluster: a condition with the health of mpsagent, and an event when it changes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def event(node: str, said: dict[str, Any], now: float) -> dict[str, Any]:
 
 
 class Node:
-    """What was said last; what could not be said is said again the next time."""
+    """The node's condition and events. A report that fails is sent again the next time."""
 
     def __init__(self, name: str, send: Send) -> None:
         self._name, self._send = name, send
@@ -61,7 +61,7 @@ class Node:
         self._untold: dict[str, Any] | None = None
 
     def say(self, health: Health, now: float) -> None:
-        """The condition, and what is new as an event. The first is no event where all is well. Raises OSError."""
+        """Report the condition, and a change of it as an event. A healthy start is not an event. Raises OSError."""
         said = condition(health, now, self._since)
         before = None if self._said is None else self._said["status"]
         if said["status"] != before:

@@ -66,7 +66,7 @@ def main(
     resource: str, shares: int, share_memory: bool, processes_per_pod: int, node: str | None, socket: str,
     plugins: Path, pod_resources: Path, logs: Path, cgroups: Path, patience: float,
 ) -> None:  # fmt: skip
-    """The device plugin of mpsagent: runs on each node, beside the agent."""
+    """The device plugin of mpsagent. It runs on each node, next to the agent."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
     try:
         from mpsagent_kubernetes.kubelet import AtKubelet, shares_of_pods
@@ -97,7 +97,7 @@ def _run(
     said: dict[str, str] = {}
 
     def tried(what: str, do: Callable[[], object]) -> None:
-        """What fails is tried again at the next look, and said once."""
+        """Call ``do``. A failure is logged once; the next round tries again."""
         try:
             do()
             why = ""

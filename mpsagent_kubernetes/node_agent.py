@@ -1,4 +1,4 @@
-"""What the plugin reads of the agent on its node, and orders."""
+"""The plugin's requests to the agent on its node."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ DEADLINE = 5.0
 
 
 class Health(NamedTuple):
-    """``well`` None: there is no answer. ``words``: what is wrong."""
+    """The agent's health. ``well``: None without an answer. ``words``: the problem."""
 
     well: bool | None
     words: str = ""
 
 
 class NodeAgent:
-    """All raise ``client.Unreachable`` or ``client.Refused``, but for ``health``."""
+    """The agent. All methods except ``health`` raise ``client.Unreachable`` and ``client.Refused``."""
 
     def __init__(self, socket: str) -> None:
         self._socket = socket

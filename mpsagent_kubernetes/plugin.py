@@ -1,8 +1,8 @@
-"""The device plugin: what the kubelet asks of it, and what becomes a lease.
+"""The device plugin: answers to the kubelet, and leases for pods.
 
-``Allocate`` gives a container the gate as a CDI device. The protocol does not say which pod that is for, and the pod's
-cgroup may not be there yet; before the container starts the kubelet calls ``PreStartContainer``, and then both can be
-known. So a pod's first process already has its lease, or the container does not start, and the kubelet tries again.
+``Allocate`` gives a container the gate as a CDI device. The protocol does not name the pod, and the pod's cgroup may
+not exist yet. Before the container starts, the kubelet calls ``PreStartContainer``, when both can be found out. So a
+pod's first process already has its lease, or the container does not start and the kubelet tries again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger("mpsagent-kubernetes")
 
 
 class Plugin:
-    """What it knows lies with kubelet and agent: a new one goes on where the one before was."""
+    """The plugin. Its state is in the kubelet and the agent, so that a new plugin continues the work of the last one."""
 
     def __init__(self, agent: NodeAgent, pods: Pods, shares: Shares, whose: Whose, patience: float) -> None:
         self._agent, self._pods, self._shares, self._whose = agent, pods, shares, whose
@@ -107,7 +107,7 @@ class Plugin:
     # --- leases -------------------------------------------------------------------------------------------------------
 
     def _give(self, devices: frozenset[str]) -> None:
-        """To the pod that has these devices. Raises Unknown, NotTold, Unreachable, Refused."""
+        """Give a lease to the pod that has these devices. Raises Unknown, NotTold, Unreachable, Refused."""
         whose = [(pod, mine) for pod, mine in self._whose().items() if devices & mine]
         if len(whose) != 1:
             raise Unknown(f"{', '.join(sorted(devices)[:3])}: the kubelet says that {len(whose)} pods have them")
@@ -119,10 +119,10 @@ class Plugin:
                 log.info("pod %s/%s has a lease of %g %%", namespace, name, self._shares.percent(pod.shares))
 
     def settle(self) -> None:
-        """End leases of pods that have gone, and renew those that run out. Raises Unreachable, Refused.
+        """End the leases of pods that no longer exist, and renew leases that expire soon. Raises Unreachable, Refused.
 
-        A pod has gone when its cgroup has: then nothing can run in it. The kubelet is not asked, so its restart ends no
-        lease.
+        A pod no longer exists if its cgroup does not: no process can run in it. The kubelet is not asked, so that its
+        restart ends no lease.
         """
         with self._giving:
             for one in ours(self._agent.leases()):

@@ -1,6 +1,6 @@
 """A pod's uid and cgroup by its name, from the kubelet's directories of logs and the kernel.
 
-The API server is not asked: a node that has lost it goes on.
+The API server is not asked: a node that cannot reach it keeps working.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ DEEPEST = 4
 
 
 class Unknown(Exception):
-    """What is needed to give a pod its lease cannot be known."""
+    """A fact that is needed to give a pod its lease cannot be found out."""
 
 
 class Pods:
@@ -45,12 +45,14 @@ class Pods:
         raise Unknown(f"pod {namespace}/{name}: {what}")
 
     def gone(self, cgroup: str) -> bool:
-        """Whether there can be no process in it any more. False where that cannot be known."""
+        """Return True if no process can be in this cgroup any longer; False if that is unknown."""
         return (self._cgroups / "cgroup.procs").exists() and not (self._cgroups / cgroup.lstrip("/")).exists()
 
     def _cgroup(self, uid: str) -> str | None:
-        """The path of the pod's cgroup, as the kernel says it of its processes. Only one that root has made: users may
-        make some of their own, with any name."""
+        """Return the path of the pod's cgroup, as /proc/PID/cgroup has it.
+
+        Root must have created it: users may create cgroups with any name.
+        """
         ending = re.compile(rf"(?:.*-)?pod{uid.replace('-', '[-_]')}(?:\.slice)?")
         for depth in range(DEEPEST):
             for path in self._cgroups.glob("*/" * depth + "*pod*"):

@@ -1,7 +1,7 @@
-"""The kubelet's device plugin protocol v1beta1, and what is asked of its PodResources v1: messages and services.
+"""The kubelet's device plugin protocol v1beta1, and parts of its PodResources v1: messages and services.
 
-The fields and their numbers are the published ones; what is not used here is left out and, as protobuf has it, passed
-over. protobuf makes the messages, so nothing has to be generated.
+The fields and their numbers are the published ones. Unused fields are left out: protobuf skips them. protobuf creates
+the classes of messages at run time, so that no code is generated.
 """
 
 from __future__ import annotations

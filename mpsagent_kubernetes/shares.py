@@ -1,7 +1,7 @@
-"""What the shares of the GPU are, who has which, and which leases follow. Pure.
+"""Shares of the GPU, the pods that have them, and the resulting leases. Pure.
 
-A share is a device to the kubelet: it says how many there are, and gives each to one container at a time. Shares have
-the same names for ever, so neither a new kubelet nor a new plugin can give one twice.
+A share is a device for the kubelet, which publishes the number of devices and gives each to one container at a time.
+The names of shares never change, so that neither a new kubelet nor a new plugin can give a share twice.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod that has shares. ``uid``: what tells it from a later one of the same name."""
+    """A pod that has shares. ``uid`` distinguishes it from a later pod of the same name."""
 
     namespace: str
     name: str
@@ -55,7 +55,7 @@ def is_uid(text: str) -> bool:
 
 
 def lease(pod: Pod, shares: Shares) -> Json:
-    """As the API takes it. A later one of the same name takes the place of the one before."""
+    """Return the request for the pod's lease. A later lease of the same name replaces it."""
     percent = shares.percent(pod.shares)
     each = max(0.1, percent * 10 // shares.processes / 10)
     memory = {"memory_limit": f"{each:g}%", "total_memory_limit": f"{percent:g}%"} if shares.memory else {}
@@ -69,13 +69,12 @@ def has_lease(pod: Pod, leases: Iterable[Json]) -> bool:
 
 
 def ours(leases: Iterable[Json]) -> list[Json]:
-    """Those that a plugin has given."""
+    """Return the leases that a plugin has given."""
     return [one for one in leases if _pod_of(one) is not None]
 
 
 def renewed(one: Json, now: float) -> Json | None:
-    """The same lease for longer, as the API takes it; None while there is time. With what it was given, not with what
-    the policy says now."""
+    """Return the request that extends a lease with its own limits; None if it does not expire soon."""
     if datetime.fromisoformat(one["until"]).timestamp() - now > LASTING / 2:
         return None
     given = {**one, "memory_limit": None if one["memory_limit"] is None else one["memory_limit"][""], "until": UNTIL}

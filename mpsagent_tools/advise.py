@@ -1,7 +1,7 @@
-"""`mpsagent-cli policy advise`: what the history says for another way of sharing and other limits.
+"""`mpsagent-cli policy advise`: reasons in the history for another way of sharing and other limits.
 
-Seconds are of the clock on the wall: a user who waits with ten processes waits once, and two users who wait at the same
-time wait twice.
+Waiting is counted for each user: a user with ten waiting processes counts once, and two users who wait at the same time
+count twice.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from mpsagent.mps.units import duration_text, limit_text
 from mpsagent_tools.timeline import Reader
 
 CLIENTS, HOURS = 20, 12.0
-"""Fewer clients, or less time between the first and the last event, say nothing about a policy."""
+"""Fewer clients, or fewer hours between the first and the last event, are not enough to judge a policy."""
 MUCH, LONG = 0.05, 600.0
 """Waiting is worth a change from this part of the time in use, and these seconds, on."""
 ALONE, HANDED = 0.9, 70.0
 """A user is nearly always alone from this part of the time in use on; less than this share in percent is little."""
 MEMORY = 0.5
-"""Whoever uses less than this part of a memory limit could do with half of it."""
+"""A client that uses less than this part of its memory limit needs only half of the limit."""
 
 
 @click.command()
@@ -66,9 +66,13 @@ def advise(path: str, since: float, as_json: bool) -> None:
 
 
 def facts(sessions: Iterable[Json], policies: int = 0) -> Json:
-    """Of one instance. ``users_at_once_usual``: at most so many wanted the GPU at once in 95 % of the time in use;
-    ``threads_in_use_percent``: at most 100 at a time; ``waited_behind_others``: while another user was at work;
-    ``turns_would_cost``: what users at work at once would have waited. ``fullest``: the client nearest to its limit."""
+    """Return the figures of one instance.
+
+    ``users_at_once_usual``: the number of users at work or waiting that was not exceeded in 95 % of the time in use.
+    ``threads_in_use_percent``: at most 100. ``waited_behind_others``: waiting while another user was at work.
+    ``turns_would_cost``: waiting of the users at work at the same time, if they had taken turns. ``fullest``: the
+    client nearest to its limit.
+    """
     sums, at_work, waiting = Counter[str](), Counter[int](), Counter[int]()
     wanted, times = defaultdict[int, float](float), defaultdict[str, float](float)
     steps: list[tuple[float, int, int, float, int]] = []  # at, uid, clients more, percent more, waiting more
@@ -123,8 +127,10 @@ def facts(sessions: Iterable[Json], policies: int = 0) -> Json:
 
 
 def judged(found: Json, sharing: str) -> Json:
-    """``sharing``: the way that is in force. ``advice``: each with ``what``, ``why`` and what it ``costs``; none where
-    nothing better is to be seen."""
+    """Return the figures and the advice for an instance that has this ``sharing``.
+
+    Each advice has ``what``, ``why`` and ``cost``. The list is empty if the policy cannot be improved.
+    """
     enough = found["clients"] >= CLIENTS and found["hours"] >= HOURS
     advice = [*_advice(found, sharing)] if enough else []
     return {"sharing": sharing, "enough": enough, "facts": found,
@@ -179,7 +185,7 @@ def _advice(found: Json, sharing: str) -> Iterator[tuple[str, str, str]]:
 
 
 def page(one: Json) -> list[str]:
-    """For people."""
+    """Return the lines for a terminal."""
     from mpsagent.cli.answer_text import PAGE
 
     found = one["facts"]

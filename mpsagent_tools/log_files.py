@@ -73,8 +73,8 @@ def zone_of(*logs: Path | None) -> tzinfo | None:
 
 
 def lines_of(control: Path | None, server: Path | None, both: Path | None = None) -> Iterator[Line]:
-    """Those of two log files, either may be missing; or those of ``both`` in one, as a daemon in the foreground prints
-    them. Raises OSError."""
+    """Return the lines of two log files, of which one may be missing, or of ``both``: the two in one file, as a daemon
+    in the foreground prints them. Raises OSError."""
     zone = zone_of(control, server, both)
     if both is not None:
         with _opened(both) as file:

@@ -1,12 +1,12 @@
-"""Sessions from MPS's own logs: what a gate would have said goes into the reducer with each line. Pure.
+"""Sessions from MPS's own logs. Pure.
 
-A log has no word of a gate, and the state knows a client from the gate alone. So who is queued or connected is told as
-a gate would tell it; all else (faults, servers lost, how a client ended) the reducer makes of the lines themselves, and
-:mod:`mpsagent.core.sessions` makes rows of what it says.
+The state gets its clients only from the gate, and a log has no messages of a gate. So the reducer gets each line, and
+for a queued or connected client the message that a gate would have sent. It derives all other facts (faults, lost
+servers, the end of clients) from the lines, and :mod:`mpsagent.core.sessions` makes rows of its transitions.
 
-What a log cannot say: a killed client leaves like one that finished. Drivers before 580, and a control daemon in a
-container, do not name all clients; then who was let in is known, and not for how long (``unknown``). In the log of a
-node with mpsagent the gate announces all clients by its own pid: it is no client that waits.
+A log does not distinguish a killed client from a finished one. Drivers before 580, and a control daemon in a container,
+do not name all clients: then admissions are known, but not their duration (``unknown``). In the log of a node with
+mpsagent the gate announces all clients by its own pid, which is not a waiting client.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ class Logged:
         self._latest: Session
         self._number = 0
         self._waiting: dict[int, dict[int, float]] = {}
-        """By user, in the order of time: who is not connected, since when."""
+        """For each user: the waiting processes, and since when, in this order."""
         self._users: dict[int, int] = {}
-        """Of each who waits."""
+        """The user of each waiting process."""
         self._at_work: dict[int, int] = {}
         """pid -> server"""
         self._readies: dict[int | None, list[float]] = {}
         self._perhaps: list[tuple[Session, float]] = []
-        """Who waited and was let in then, if the log does not name those who are connected."""
+        """Waiting processes and the time of their admission, for a log that does not name connected clients."""
         self._server_log = False
         self._refused: dict[int, float] = {}
         self._announced: tuple[int | None, int] = None, -1
         """The pid and the user that the control daemon named last."""
         self._named: set[int] = set()
         self._through: dict[int, int] = {}
-        """Of each client that it had not named when a server had it, the pid that it had named last."""
+        """For each client that was connected before the daemon named it: the pid that the daemon had named last."""
 
     @property
     def unknown_lines(self) -> int:
@@ -94,7 +94,7 @@ class Logged:
             self._gone(pid, at)
 
     def finish(self) -> list[Session]:
-        """In the order of time. Who waits or works at the end goes on."""
+        """Return the sessions in the order of time. Sessions that have no end in the log are open."""
         for uid, line in self._waiting.items():
             for pid, since in line.items():
                 self._knock(pid, uid, since)
@@ -102,7 +102,7 @@ class Logged:
         for one, at in self._perhaps if self.unnamed or not self._server_log else ():
             one.passed = one.ended = at
             one.outcome = "unknown"
-        # Our gate announces clients by its own pid, and servers have theirs: it is no client that waits.
+        # The gate announces clients by its own pid, and servers know the clients' pids: the gate's is not a client.
         gates = {gate for pid, gate in self._through.items() if pid not in self._named}
         rows = [one for one in self._rows.values() if one.passed is not None or one.pid not in gates]
         for one in rows:
@@ -155,13 +155,13 @@ class Logged:
         self._take(inp.GateSaid(at, link.Refused(connection, pid, uid, why)))
 
     def _whose(self, pid: int, server: int) -> int:
-        """A server for all users says nothing of whose its clients are."""
+        """Return the client's user, if known from its announcement or from a server that has only one user."""
         known = self._state.servers.get(server)
         of_server = None if known is None else known.uid
         return self._users.get(pid, of_server or (self._announced[1] if pid > 0 else -1))
 
     def _knock(self, pid: int, uid: int, since: float) -> int:
-        """The number of its connection."""
+        """Return the number of the connection with which the client waits."""
         connection = self._number = self._number + 1
         self._take(inp.GateSaid(since, link.Knock(connection, pid, uid, uid, connection, since)))
         return connection
@@ -169,7 +169,7 @@ class Logged:
     # --- who goes -----------------------------------------------------------------------------------------------------
 
     def _leaving(self, event: Line) -> Iterable[tuple[int, float]]:
-        """Who ends with this line, and when."""
+        """Return the processes that end with this line, and the times of their ends."""
         if event.what is ev.ClientDisconnected:
             if self._at_work.get(event.pid) == event.server:
                 yield event.pid, event.at
@@ -178,15 +178,15 @@ class Logged:
             known = self._state.servers.get(event.server)
             if known is not None and known.uid is not None and known.ready is not None:
                 ready, line = known.ready, self._waiting.get(known.uid, {})
-                # all who waited for it were attached when it became Ready: who was not had gone
+                # all processes that waited for it were attached when it became Ready: the others had ended
                 yield from ((pid, ready) for pid, since in takewhile(lambda one: one[1] <= ready, line.items()))
-        elif event.what is ev.SharedMemoryRemoved:  # MPS gives a server up, and drops who waits for it
+        elif event.what is ev.SharedMemoryRemoved:  # MPS gives a server up, and drops its waiting clients
             newest = max(self._state.servers.values(), key=lambda one: one.started, default=None)
             if newest is not None and newest.uid is not None:
                 yield from ((pid, event.at) for pid in self._waiting.get(newest.uid, ()))
 
     def _control_gone(self, at: float) -> None:
-        """With a control daemon its servers end, and its pending list (recordings 02, R11 and 06, V4)."""
+        """Remove the servers and the pending list, which end with a control daemon (recordings 02, R11 and 06, V4)."""
         if self._state.control is not None:
             self._take(inp.ControlGone(at, self._state.control.pid))
         for pid in [*self._at_work, *self._users]:
@@ -203,7 +203,7 @@ class Logged:
         self._take(inp.GateSaid(max(since, at), link.Left(connection)))
 
     def _waits_no_more(self, pid: int, at: float) -> float:
-        """Since when it has waited."""
+        """Remove a waiting process; return the time since which it has waited."""
         uid = self._users.pop(pid, None)
         if uid is None:
             return at
@@ -213,7 +213,7 @@ class Logged:
         return since
 
     def _let_in_perhaps(self, uid: int, since: float) -> None:
-        """When its user's next server was Ready, who waited was let in."""
+        """Note that a waiting process was admitted when its user's next server was Ready."""
         readies = self._readies.get(uid, [])
         first = bisect_left(readies, since)
         if first < len(readies):

@@ -1,8 +1,8 @@
-"""The same clients under another policy: when the engine and the gate's queue would have let them in. Pure.
+"""The same clients under another policy: when the engine and the gate's queue would have admitted them. Pure.
 
-Each client comes when it came and works as long as it did (one that never worked goes when it left). MPS
-answers at once and does what it is told: no fault, no time for a server's start. A client that is paused works on
-afterwards; one that is ended has worked for nothing, and is not started anew.
+Each client starts when it started and works as long as it worked; a client that never worked leaves when it left. MPS
+answers at once and obeys: there are no faults, and a server starts in no time. A paused client continues its work
+afterwards. A terminated client is not started again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Event = inp.Input | act.Done
 def tried(
     policy: Policy, sessions: Iterable[Session], until: float, who: Callable[[int], Identity], devices: Sequence[Device]
 ) -> list[Session]:
-    """What would have become of these sessions' clients. ``policy``: of one instance."""
+    """Return the sessions that these clients would have had under another policy of their instance."""
     came = sorted((one for one in sessions if one.kind == "client" and one.uid is not None), key=lambda one: one.came)
     users = {one.uid: who(one.uid) for one in came if one.uid is not None}
     if policy.sharing != "per-user":
@@ -44,7 +44,7 @@ def tried(
 
 
 class _Trial:
-    """A node in a time of its own: a gate and a control daemon that do what the engine wants."""
+    """A simulated node: a gate and a control daemon that carry out the engine's actions."""
 
     def __init__(
         self, policy: Policy, users: dict[int, Identity], devices: Sequence[Device], came: Sequence[Session]
@@ -53,17 +53,17 @@ class _Trial:
         self._clients = dict(enumerate(came, 1))
         self._coming = [(one.came, number) for number, one in self._clients.items()]
         self._left: dict[int, float] = {}
-        """Seconds of work of those who wait or are paused."""
+        """Remaining seconds of work of waiting and paused clients."""
         self._ends: list[tuple[float, int]] = []
         self._working: dict[int, float] = {}
-        """When those who work will have done it."""
+        """The end of the work of working clients."""
         self._leaves: dict[int, float] = {}
-        """When those go who never worked."""
+        """The time at which clients that never worked leave."""
         self._servers: dict[int, int] = {}
-        """By user; 0: of all."""
+        """The server of each user; 0: of all users."""
         self._table = link.Admissions()
         self._again: float | None = None
-        """When the gate's queue is asked again."""
+        """The time of the next question to the gate's queue."""
         self._daemons = self._records = 0
         self._sessions, self._rows = Sessions(), dict[int, Session]()
         self._now = came[0].came if came else 0.0
@@ -74,7 +74,7 @@ class _Trial:
         ])  # fmt: skip
 
     def until(self, end: float) -> list[Session]:
-        """Who waits or works then goes on. Who ended in that millisecond, as logs tell time, has ended."""
+        """Return all sessions until this time. Logs have milliseconds: ends in this millisecond are included."""
         heapq.heapify(self._coming)
         while (at := self._next()) is not None and at < end + 0.001:
             self._now = at
@@ -117,7 +117,7 @@ class _Trial:
             del self._left[number]
 
     def _handed_over(self) -> Iterator[_Event]:
-        """Whom the gate's queue lets in."""
+        """Admit clients from the gate's queue."""
         while True:
             held, self._again, _ = self._queue.choose(self._now, self._table)
             if held is None:
@@ -143,7 +143,7 @@ class _Trial:
         yield from (ev.ContextConnected(self._now, self._servers[of], number, context) for context in (0, 1))
 
     def _gone(self, number: int) -> Iterator[_Event]:
-        """Its process has ended."""
+        """Remove a client whose process has ended."""
         self._queue.forget((number, number))
         if self._queue.remove(number) is not None:
             yield inp.GateSaid(self._now, link.Left(number))
@@ -214,7 +214,7 @@ class _Trial:
         return inp.ControlRuns(self._now, CONTROL + self._daemons, self._now, "")
 
     def _answers(self) -> Iterator[_Event]:
-        """What MPS says when it is asked."""
+        """Return MPS's answers to a query."""
         servers = self._core.state.servers
         yield inp.ServersListed(self._now, {one.pid: one.uid or 0 for one in servers.values()}, frozenset(servers))
         for one in servers.values():

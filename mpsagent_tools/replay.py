@@ -1,4 +1,4 @@
-"""`mpsagent-cli replay`: who was served when, by MPS's own logs; and what another policy would have done."""
+"""`mpsagent-cli replay`: sessions from MPS's own logs, and the same clients under another policy."""
 
 from __future__ import annotations
 
@@ -120,7 +120,8 @@ def _of_history(
 
 
 def of_one(rows: Iterable[Session], instance: str | None) -> list[Session]:
-    """Those of one instance, whose users may have had each their own. Raises ValueError where there are several."""
+    """Return the rows of one instance, including those of its users' own daemons. Raises ValueError if no instance is
+    given and there are several."""
     found: dict[str | None, list[Session]] = {}
     for one in rows:
         of_user = apart.split(one.instance or "")
@@ -132,7 +133,7 @@ def of_one(rows: Iterable[Session], instance: str | None) -> list[Session]:
 
 
 def _session(one: Json) -> Session:
-    """Of the API."""
+    """Return a session from the API's form."""
     came, passed, ended = (None if one[name] is None else datetime.fromisoformat(one[name]).timestamp()
                            for name in ("came", "began", "ended"))  # fmt: skip
     more = {name: one[name] for name in _MORE if name in one}
@@ -142,12 +143,12 @@ def _session(one: Json) -> Session:
 
 
 def _shown(rows: Sequence[Session], last: float, names: Mapping[int, str | None]) -> Json:
-    """As the API shows sessions and their sums."""
+    """Return sessions and their sums in the API's form."""
     return {"sessions": [session_json(one, last, names.get) for one in rows], "report": _sums(rows, last, names)}
 
 
 def _sums(rows: Sequence[Session], last: float, names: Mapping[int, str | None]) -> Json:
-    """What the history would say of them: from a file of its own."""
+    """Return the report of these sessions, from a temporary history."""
     from mpsagent.api import database
 
     first, end = (datetime.fromtimestamp(at).date().isoformat() for at in (rows[0].came if rows else last, last))

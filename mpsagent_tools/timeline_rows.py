@@ -1,4 +1,4 @@
-"""Who had the GPU when: sessions of the API as rows of spans and marks, for `mpsagent-cli timeline` to draw. Pure."""
+"""Sessions of the API as rows of spans and marks, for `mpsagent-cli timeline` to draw. Pure."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ NODE = {
     "drain.ordered": "control", "drain.resumed": "control", "gate.lost": "control", "agent.error": "control",
     "policy.loaded": "policy", "policy.rejected": "policy", "bypass": "outside", "bypass.ended": "outside",
 }  # fmt: skip
-"""Kinds of events that concern all users, and the marks that stand for them."""
+"""Kinds of events that concern all users, and their marks."""
 KINDS = ",".join((*NODE, "lease.", "limits.unconfirmed"))
-"""Of all events that are marks; the others are told by sessions."""
+"""Kinds of events that are drawn as marks. Other events are part of sessions."""
 NAMED = 5
 """Users, or clients, that a text names; more are counted."""
 FINE, CELLS, MARKS = 5000, 1000, 1000
@@ -77,11 +77,11 @@ _DID = {"work": "at work", "wait": "waited", "pause": "was paused", "fault": "in
 Who = tuple[str, int]
 """Instance and uid."""
 _Part = tuple[float, float, str, bool]
-"""Of one process: start, end, words, whether it goes on."""
+"""A stretch of one process: start, end, words, and True if it has not ended."""
 
 
 class _Told:
-    """What each user's sessions and the events say. ``parts``: by user and kind."""
+    """Stretches and marks from sessions and events. ``parts``: for each user and kind."""
 
     def __init__(self, until: float) -> None:
         self.until = until
@@ -183,7 +183,7 @@ def picture(
         return f"{user} at {who[0]}" if several and who[0] else user
 
     def span_text(kind: str, who: str, start: float, end: float, parts: list[_Part], goes_on: bool) -> str:
-        """Who did what from when to when."""
+        """Return the text of a span: user, activity, start, end, processes."""
         until = "still" if goes_on else f"until {clock(end)}"
         each = list(dict.fromkeys(part[2] for part in parts))  # once, however often it was paused
         words = ", ".join(each[:NAMED])
@@ -196,7 +196,7 @@ def picture(
         return f"{who} {_DID[kind]} from {clock(start)} {until} ({duration_text(end - start)}), {what}"
 
     def merged(kind: str, who: str, parts: list[_Part], grain: float) -> list[Span]:
-        """Those that overlap, or are less than ``grain`` apart, as one."""
+        """Return spans, each for the parts that overlap or are less than ``grain`` seconds apart."""
         found: list[Span] = []
         group: list[_Part] = []
         latest = 0.0
@@ -220,7 +220,7 @@ def picture(
         marks = sorted((one for one in fold.marks[who] if since <= one.start <= until), key=lambda one: one.start)
         row = Row(
             name, [span for kind in _DID for span in merged(kind, name, fold.parts[who, kind], grain)],
-            [one for one in marks if one.kind != "turn" or one.start not in pauses][-MARKS:],  # a pause says it
+            [one for one in marks if one.kind != "turn" or one.start not in pauses][-MARKS:],  # the pause shows it
         )  # fmt: skip
         if row.entries:
             of_user[who] = row
@@ -240,7 +240,7 @@ def picture(
 
 
 def _without(work: list[_Part], pauses: list[_Part]) -> list[_Part]:
-    """Who is paused keeps clients and memory, and has no time with the GPU."""
+    """Return the work without the pauses: a paused user keeps clients and memory, but does not use the GPU."""
     pauses = sorted(pauses)
     ends = [pause[1] for pause in pauses]
     found: list[_Part] = []
@@ -263,7 +263,7 @@ _Stage = tuple[str, float, float, tuple[str, ...]]
 
 
 def _at_once(work: list[tuple[Span, str]]) -> list[_Stage]:
-    """From the users' spans: when one had the GPU alone, and when several had it together."""
+    """Return the stages in which one user had the GPU alone or several users had it together."""
     edges = sorted({edge for span, _ in work for edge in (span.start, span.end)})
     begins: dict[float, list[str]] = {}
     ends: dict[float, list[str]] = {}
@@ -282,7 +282,7 @@ def _at_once(work: list[tuple[Span, str]]) -> list[_Stage]:
 
 
 def _mostly(stages: list[_Stage], since: float, grain: float) -> list[_Stage]:
-    """The same in parts of ``grain`` seconds: what was so for the longest time in each, neighbours alike as one."""
+    """Return the stages in cells of ``grain`` seconds: the longest stage in each cell, equal neighbours merged."""
     spent: dict[int, dict[str, float]] = {}
     users: dict[int, set[str]] = {}
     for word, start, end, names in stages:
@@ -303,7 +303,7 @@ def _mostly(stages: list[_Stage], since: float, grain: float) -> list[_Stage]:
 
 
 def _behind(one: Span, stages: list[_Stage], user: str) -> Span:
-    """Who waits waits for somebody: who had the GPU meanwhile."""
+    """Add to the text of waiting the users who had the GPU meanwhile."""
     if one.kind != "wait":
         return one
     others = dict[str, None]()

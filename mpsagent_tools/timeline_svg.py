@@ -1,4 +1,4 @@
-"""A timeline as SVG. Each drawn thing has its words (``title``). Pure."""
+"""A timeline as SVG. Each drawn element has a text (``title``). Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from mpsagent.mps.units import duration_text
 from mpsagent_tools.timeline_rows import Mark, Picture, Row, Span
 
 WIDTH, SIDE, ROW, TOP = 1200, 10, 48, 26
-"""Pixels: of all, of the free space left and right, of a row, of the axis."""
+"""Pixels: the width, the margin left and right, the height of a row, the height of the axis."""
 _WORK, _WAIT, _PAUSE = (20, 14), (36, 7), (23, 8)
-"""Where in a row, and how high. A pause within the work: where both are drawn as one stretch, both are seen."""
+"""Offset in a row, and height. A pause is drawn inside the work, so that both are visible."""
 _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800)
 _TICKS = 10
 SHAPES = {
