@@ -1,6 +1,6 @@
-"""What sharing a GPU is worth on this node: workloads, their processes, the ways of sharing, and figures.
+"""Benchmarks of the ways of sharing a GPU on this node: workloads, their processes, plans and figures.
 
-It stands apart from the agent that runs on the node: what it measures runs in namespaces of its own.
+They run in separate namespaces and do not touch the agent of the node.
 """
 
 VERBS = {"bench": "mpsagent_bench.cli"}

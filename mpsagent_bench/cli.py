@@ -126,7 +126,7 @@ def bench(
 
 
 def _workloads() -> tuple[dict[str, str], dict[str, str]]:
-    """What each is, and the unit of its steps."""
+    """Return the description of each workload and the unit of its steps."""
     from mpsagent_bench.torch_workloads import TORCH
     from mpsagent_bench.workloads import WORKLOADS
 
@@ -159,8 +159,7 @@ def _known(asked: Sequence[str], known: Any, option: str) -> None:
 
 
 def _gpu(number: int, simulated: Path | None) -> tuple[int, str | None]:
-    """Its multiprocessors, and its UUID, by which a control daemon knows it; the program ends here when there is no
-    GPU."""
+    """Return the GPU's multiprocessors and its UUID, which a control daemon needs. Exit if there is no GPU."""
     import asyncio
 
     from mpsagent.system import devices

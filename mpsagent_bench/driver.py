@@ -9,7 +9,7 @@ from typing import Any
 LIBRARIES = ("libcuda.so.1", "/usr/local/nvidia/lib64/libcuda.so.1", "/usr/lib/x86_64-linux-gnu/libcuda.so.1",
              "/usr/lib64/libcuda.so.1", "/usr/lib/aarch64-linux-gnu/libcuda.so.1")  # fmt: skip
 _KERNELS = resources.files("mpsagent_bench").joinpath("kernels.ptx").read_bytes() + b"\0"
-"""Read before a process becomes another user's, who may not be able to read this program's files."""
+"""Read at the start, because a process may become another user's, who cannot read this program's files."""
 _MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 
 Argument = ctypes.c_int | ctypes.c_float | ctypes.c_uint64
@@ -37,7 +37,7 @@ class Gpu:
         count = ctypes.c_int()
         self._call("cuDeviceGetAttribute", ctypes.byref(count), ctypes.c_int(_MULTIPROCESSORS), device)
         self.multiprocessors = count.value
-        """As many as MPS lets this process use."""
+        """The number that MPS lets this process use."""
         module = ctypes.c_void_p()
         self._call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(kernels))
         self._module = module
@@ -54,7 +54,7 @@ class Gpu:
         self._call("cuMemcpyHtoD_v2", to, ctypes.byref(values), ctypes.c_size_t(ctypes.sizeof(values)))
 
     def download(self, values: Any, start: ctypes.c_uint64) -> None:
-        """As much as fits into a ctypes array; waits for what was launched before."""
+        """Fill a ctypes array from the GPU, after all kernels that were launched before."""
         self._call("cuMemcpyDtoH_v2", ctypes.byref(values), start, ctypes.c_size_t(ctypes.sizeof(values)))
 
     def launch(self, kernel: str, threads: int, block: int, *arguments: Argument) -> None:

@@ -1,7 +1,7 @@
-"""Does the runs, in namespaces of its own, and says each figure as it comes: a line of JSON on standard output.
+"""The program that carries out the runs, in separate namespaces. It writes each figure as a line of JSON.
 
-It is process 1 of its pid namespace, and its files lie on a file system that only it has: whatever ends it, nothing of
-what it started is left. `mpsagent-cli bench` starts it (see outside.py).
+It is process 1 of its pid namespace, and its files are on a file system that only it has: however it exits, its
+processes and files do not remain. `mpsagent-cli bench` starts it (see outside.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mpsagent_bench.torch_workloads import TORCH
 from mpsagent_bench.workloads import WORKLOADS
 
 FIRST_USER = 61184
-"""User ids of the processes, from here on: systemd's for services without a user of their own, so no person's."""
+"""The first uid of the processes: from systemd's range for dynamic users, which no account of the node has."""
 READY = 60.0
 """Seconds in which a process must be ready once it may have the GPU."""
 EMPTY = ("/media", "/mnt")
@@ -47,7 +47,7 @@ def real(workload: str) -> Make:
 
 @dataclass(frozen=True)
 class Makers:
-    """How each workload is made. ``programs``: of the simulator; ``python``: one that has PyTorch."""
+    """Factories of the workloads. ``programs``: the simulator's directory. ``python``: a Python that has PyTorch."""
 
     programs: Path | None = None
     python: str = ""
@@ -58,7 +58,7 @@ class Makers:
         return Torch(self.python, workload) if workload in TORCH else real(workload)
 
     def slow(self, workload: str) -> str:
-        """Why it may not be ready in its time, and what to do; empty where nothing is known."""
+        """Return a possible reason why a workload is not ready in time, and the remedy; empty if none is known."""
         if self.programs is not None or workload not in TORCH:
             return ""
         return (
@@ -68,7 +68,7 @@ class Makers:
 
 
 def measure(run: plan.Run, environment: Mapping[str, str], makers: Makers) -> results.Figure:
-    """One run, or why it has no figures."""
+    """Carry out a run; return its figure, or the reason why there is none."""
     groups = run.groups()
     steps = [0.0] * run.processes
     latencies: list[Sequence[int]] = [()] * run.processes
@@ -110,7 +110,7 @@ def measure(run: plan.Run, environment: Mapping[str, str], makers: Makers) -> re
 
 
 def user(mode: str, number: int = 0) -> int | None:
-    """Whose the processes of the user of that number are. None: our own, because the node's own MPS may know us."""
+    """Return the uid for the user of this number; None: the caller's own, for the node's MPS or without root."""
     return None if mode == plan.NODE or os.getuid() else FIRST_USER + number
 
 
@@ -122,7 +122,7 @@ def main(argument: str) -> int:
     gpu = str(order["gpu"] or "")
     if gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    os.environ["CUDA_CACHE_DISABLE"] = "1"  # what the driver compiles is small, and nothing may be left behind
+    os.environ["CUDA_CACHE_DISABLE"] = "1"  # the driver's cache of compiled kernels is small, and no file may remain
     place = next(Path(one) for one in EMPTY if not Path(__file__).is_relative_to(one) and Path(one).is_dir())
     if any(run.mode in plan.SHARING for run in runs):
         subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "mpsagent-bench", str(place)], check=True)

@@ -1,4 +1,4 @@
-"""Starts the runs in namespaces of their own, and hears the figures."""
+"""The start of the runs in separate namespaces, and their figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mpsagent_bench.results import Figure
 
 # Whatever ends this program ends them.
 _WITH_US = ["setpriv", "--pdeathsig", "KILL"]
-# What is mounted in there (see inside.EMPTY) is seen by no other process.
+# No other process sees the mounts in this namespace (see inside.EMPTY).
 _ALONE = ["unshare", "--fork", "--pid", "--mount", "--propagation=private", "--mount-proc", "--kill-child=KILL", "--"]
 # It has the command line's own path: a package's Python does not know mpsagent, and PYTHONPATH would reach the programs
 # that are measured. Without -I, modules would be taken from the directory where root happens to be.
@@ -36,15 +36,18 @@ Said = plan.Run | Figure
 
 
 class BenchError(Exception):
-    """The runs broke off; the text says why."""
+    """The runs were interrupted. The text has the reason."""
 
 
 @contextmanager
 def going(
     runs: Sequence[plan.Run], gpu: str | None, programs: Path | None, python: str = ""
 ) -> Iterator[Iterator[Said]]:
-    """What inside.py says, as it says it: the run that begins, then its figure. ``gpu``: the UUID of one; ``python``:
-    one that has PyTorch. When this is left nothing runs. Raises BenchError."""
+    """Yield an iterator over the output of inside.py: each run when it begins, then its figure.
+
+    ``gpu``: the UUID of the GPU. ``python``: a Python that has PyTorch. All processes have exited at the end of the
+    context. Raises BenchError.
+    """
     alone = any(run.mode in plan.SHARING for run in runs)
     order = {
         "runs": [asdict(run) for run in runs],

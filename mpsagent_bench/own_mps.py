@@ -28,12 +28,12 @@ START, STOP = 30.0, 15.0
 
 
 class OwnMpsError(Exception):
-    """It does not start; the text ends with what the agent said last."""
+    """The agent does not start. The text ends with its last message."""
 
 
 class OwnMps:
-    """At work from ``start`` to ``stop``. ``programs``: of the simulator. ``gpu``: the UUID of the one that it has,
-    else all, of which clients see the first."""
+    """A separate MPS with its agent. ``programs``: the simulator's directory. ``gpu``: the UUID of its GPU; None: all
+    GPUs, of which clients see the first."""
 
     def __init__(self, place: Path, mode: str, limits: str, programs: Path | None, gpu: str = "") -> None:
         self._place, self._programs = place, programs
@@ -44,7 +44,7 @@ class OwnMps:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of its clients, who see one GPU, whichever that is."""
+        """Return the environment of its clients, which see one GPU."""
         return {"CUDA_MPS_PIPE_DIRECTORY": f"{self._place}/pipe", "CUDA_VISIBLE_DEVICES": "0"}
 
     def start(self) -> None:

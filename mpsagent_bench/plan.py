@@ -1,4 +1,4 @@
-"""What will be measured, in which order, and how long that takes. Pure."""
+"""The plan of a benchmark: its runs, their order and their duration. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MPS_START = 4.0
 
 @dataclass(frozen=True)
 class Run:
-    """So many processes of one workload at once, of so many users."""
+    """A number of processes of one workload at the same time, of a number of users."""
 
     mode: str
     workload: str
@@ -33,7 +33,7 @@ class Run:
     users: int
     seconds: float
     programs: tuple[str, ...] = ()
-    """The workload of each process, where they differ; then ``workload`` is what all of it is called."""
+    """The workload of each process, if they differ. Then ``workload`` is the name of the mix."""
     limits: str = ""
     """Sections of the policy for this run's MPS."""
 
@@ -57,8 +57,10 @@ class Run:
 def plan(
     modes: Sequence[str], workloads: Sequence[str], processes: Sequence[int], users: int, seconds: float
 ) -> list[Run]:
-    """Mode by mode, because each has an MPS of its own; a run has no more users than processes. Through the node's MPS
-    there is one user, who runs the benchmark."""
+    """Return the runs, mode after mode, because each mode has a separate MPS.
+
+    A run has at most as many users as processes. The node's MPS has one user, who runs the benchmark.
+    """
     return [
         Run(mode, workload, count, 1 if mode == NODE else min(users, count), seconds)
         for mode in modes

@@ -1,7 +1,7 @@
-"""One process of a run: it makes its workload ready, waits for the word, works for a while, and tells what it did.
+"""A process of a run. It prepares its workload, waits for the start, works for some seconds and reports its steps.
 
-A child is forked, so that it is another user's without that user having to read this program's files. What it says is
-one line of JSON at a time.
+It is forked, so that it can be another user's process although that user cannot read this program's files. It sends
+lines of JSON.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ Told = tuple[float, list[int]]
 
 @dataclass(frozen=True)
 class Ready:
-    """A workload that may begin. ``work``: from a moment (monotonic) for so many seconds."""
+    """A prepared workload. ``work(begin, seconds)`` works from a time of the monotonic clock on."""
 
     gpu: str
     multiprocessors: int
-    """As many as it sees; 0: it does not say."""
+    """The number that the process sees; 0: unknown."""
     work: Callable[[float, float], Told]
     end: Callable[[], None] = lambda: None
-    """Ends what it has started, when all others have told as well: an end beside them may be a fault for them."""
+    """Ends the workload, after all other processes have reported: an exit during their work may be a fault for them."""
 
 
 class Make(Protocol):
@@ -58,7 +58,7 @@ class ProcessError(Exception):
 
 
 class SilentError(ProcessError):
-    """It has said nothing in its time."""
+    """The process has sent nothing in time."""
 
 
 class Process:
@@ -77,7 +77,7 @@ class Process:
         self._told = self._ended = False
 
     def hear(self, seconds: float) -> dict[str, Any]:
-        """Its next line. Raises SilentError when none comes in time, ProcessError when the line is an error."""
+        """Return the process's next line. Raises SilentError if none arrives in time, ProcessError for an error."""
         end = time.monotonic() + seconds
         while b"\n" not in self._read:
             left = end - time.monotonic()
@@ -98,12 +98,12 @@ class Process:
         self._socket.sendall(json.dumps({"at": at, "seconds": seconds}).encode() + b"\n")
 
     def end(self) -> None:
-        """It has ended when this returns: by itself, when it has told what it did, else killed."""
+        """Wait for the process's exit if it has reported, otherwise kill it."""
         if self._ended:
             return
         self._ended = True
         with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # closing is not enough: those that were forked later have it too
+            self._socket.shutdown(socket.SHUT_RDWR)  # closing is not enough: later children have it too
         self._socket.close()
         if not self._told:
             os.kill(self.pid, signal.SIGKILL)
@@ -142,7 +142,7 @@ def _work(line: socket.socket, make: Make, number: int) -> None:
 
 
 class Latencies:
-    """Of all steps, or of every second one, fourth one … when there are very many."""
+    """Latencies of all steps, or of every second, fourth, … step if there are very many."""
 
     def __init__(self) -> None:
         self.kept: list[int] = []

@@ -1,6 +1,6 @@
-"""Workloads that are programs of their own, because they are PyTorch's.
+"""Workloads in separate programs, because they need PyTorch.
 
-They run as the user of the process that starts them, and end with it.
+They run as the user of the process that starts them, and exit with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ END = 2.0
 _WITH_US = ["setpriv", "--pdeathsig", "KILL"]
 _WORDS = 300
 _NO_TORCH = 3
-_NOT_STARTED = (126, 127)  # as setpriv says it, and shells
+_NOT_STARTED = (126, 127)  # as in setpriv and shells
 _HAS_TORCH = f"import importlib.util, sys; importlib.util.find_spec('torch') or sys.exit({_NO_TORCH}); import torch"
 _FOR_TORCH = {"USER": "bench", "LOGNAME": "bench", "HOME": "/nonexistent"}  # PyTorch asks who it is
 IMPORT = 60.0
@@ -56,7 +56,7 @@ def python_with_torch(asked: str | None, uid: int | None) -> tuple[str, str]:
 
 
 class Torch:
-    """One of `torch_workloads.TORCH`, run by a Python that has PyTorch."""
+    """A workload of `torch_workloads.TORCH`, run by a Python that has PyTorch."""
 
     def __init__(self, python: str, name: str) -> None:
         self._name = name
@@ -64,17 +64,17 @@ class Torch:
 
     def __call__(self, number: int) -> Ready:
         errors = tempfile.TemporaryFile()  # noqa: SIM115
-        # In "/": Python's -c looks for modules where it is started, and that may be anybody's directory.
+        # In "/": Python's -c imports modules from the current directory, which another user may own.
         process = _started([*self._command, self._name], errors, _FOR_TORCH, stdin=subprocess.PIPE, cwd="/")
         assert process.stdin is not None
         assert process.stdout is not None
         about: dict[str, Any] = {}
         while "gpu" not in about:
-            with suppress(ValueError):  # what a start script prints
+            with suppress(ValueError):  # the output of a start script
                 about = dict(json.loads(_line(process, process.stdout, errors)))
 
         def step() -> None:
-            with suppress(OSError):  # it has ended: its last words say why
+            with suppress(OSError):  # it has exited: its last lines have the reason
                 os.write(process.stdin.fileno(), b"\n")  # type: ignore[union-attr]
             _line(process, process.stdout, errors)  # type: ignore[arg-type]
 

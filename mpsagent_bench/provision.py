@@ -1,6 +1,7 @@
-"""How to cut a GPU for several programs: the rules in use, compared on a mix of workloads. Pure.
+"""Rules that divide a GPU between several programs, compared on a mix of workloads. Pure.
 
-Each program runs alone first, then all at once under each rule, each as a user of its own with that rule's limit.
+Each program runs alone first. Then all of them run at the same time under each rule, each as a separate user with that
+rule's limit.
 """
 
 from __future__ import annotations
@@ -22,12 +23,11 @@ class Rule:
     name: str
     words: str
     threads: tuple[str, ...]
-    """What each program's section of a policy says, as TOML; empty: no limit."""
+    """The value of `active_threads` for each program in a policy, as TOML; empty: no limit."""
 
 
 def rules(weights: Sequence[float], multiprocessors: int) -> list[Rule]:
-    """``weights``: of the programs, in their order; a program's share goes by them where the rule says so. Of rules
-    that come to the same for these weights only the first."""
+    """Return the rules for programs with these weights; of rules with equal limits only the first."""
     count, whole = len(weights), sum(weights)
 
     def percent(values: Sequence[float]) -> tuple[str, ...]:

@@ -12,9 +12,11 @@ from mpsagent_bench.plan import OFF, Run
 
 @dataclass(frozen=True)
 class Figure:
-    """One run. ``throughput``: steps a second of all processes, from the first one's begin to the last one's end, a
-    change of user included; None: there is a ``problem``. ``p50``, ``p99``: milliseconds a step, None when
-    none was told."""
+    """The figures of a run.
+
+    ``throughput``: steps per second of all processes, from the first begin to the last end, including changes of user;
+    None if there is a ``problem``. ``p50`` and ``p99``: milliseconds for a step; None if no step was reported.
+    """
 
     mode: str
     workload: str
@@ -26,13 +28,13 @@ class Figure:
     each: tuple[float, ...] = ()
     """Steps a second of each process, while it worked."""
     multiprocessors: tuple[int, ...] = ()
-    """As many as each process saw."""
+    """The number that each process saw."""
     problem: str = ""
-    """Why there are no figures."""
+    """The reason why there are no figures."""
 
     @property
     def note(self) -> str:
-        """What the figures do not show: how many processes had no step."""
+        """Return a note on processes without a step, which the figures do not show."""
         none = sum(1 for one in self.each if not one)
         return f"{none} of {len(self.each)} processes ended no step in their time" if none else ""
 
@@ -40,8 +42,11 @@ class Figure:
 def figure(
     run: Run, steps: Sequence[float], latencies: Sequence[Sequence[int]], seconds: float, saw: Sequence[int]
 ) -> Figure:
-    """``latencies``: microseconds, of each process; ``seconds``: how long all of it took. A process that told every
-    second latency only counts double. Where no step ended there are no figures."""
+    """Return the figures of a run.
+
+    ``latencies``: microseconds, for each process. ``seconds``: the duration of the run. A process that has reported
+    only every second latency counts double. Without a finished step there are no figures.
+    """
     if not any(steps):
         return without(run, f"no step ended in {run.seconds:g} s: more --seconds")
     weighed = sorted((value, of / len(own)) for own, of in zip(latencies, steps, strict=True) for value in own)
@@ -68,7 +73,7 @@ def percentile(weighed: Sequence[tuple[int, float]], share: float) -> float | No
 
 @dataclass(frozen=True)
 class Row:
-    """A figure beside those that it is compared with; None where the other one was not measured."""
+    """A figure and the figures with which it is compared; None if those were not measured."""
 
     figure: Figure
     against_off: float | None
@@ -78,7 +83,7 @@ class Row:
 
 
 def rows(figures: Sequence[Figure]) -> list[Row]:
-    """By workload, then by number of processes: what is to be compared stands together."""
+    """Return the rows by workload and number of processes, so that comparable figures are next to each other."""
     by = {(one.mode, one.workload, one.processes): one.throughput for one in figures}
 
     def over(one: Figure, mode: str, processes: int) -> float | None:

@@ -1,8 +1,9 @@
-"""What PyTorch's users run: ResNet-50 one image at a time and in batches, and a training of MNIST's size.
+"""Typical PyTorch workloads: ResNet-50 with one image and with batches, and a training of MNIST's size.
 
-`TORCH` is for the benchmark. All else is run by the Python that has PyTorch, which may be another than ours and run as
-another user who cannot read our files: it gets the text of this module, and a name. It says in a line of JSON what it
-has; then for each line on its standard input it does a step, and says so. If it fails, `{"error": …}` is its last line.
+The benchmark imports only `TORCH`. A Python that has PyTorch runs the rest. It may be another Python and run as another
+user, who cannot read these files: it gets the text of this module and a workload's name. It writes a line of JSON when
+it is ready. For each line on its standard input it carries out a step and writes a line. If it fails, its last line is
+`{"error": …}`.
 """
 
 # mypy: ignore-errors
@@ -20,7 +21,7 @@ TORCH = {
 
 
 def resnet(batch):
-    """One step: classes of `batch` images. Weights are random, which costs as much."""
+    """Return a step that classifies `batch` images. Random weights take the same time as trained ones."""
     import torch
     from torch import nn
     from torch.nn import functional
@@ -60,7 +61,7 @@ def resnet(batch):
 
 
 def mnist():
-    """One step: forward, backward and descent with 64 made-up images that are on the GPU already."""
+    """Return a step of training (forward, backward, descent) with 64 random images that are on the GPU."""
     import torch
     from torch import nn
 
@@ -89,7 +90,7 @@ def mnist():
 
 def main(name):
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # the output of libraries is not an answer
 
     def say(line):
         answers.write(line + "\n")
@@ -108,7 +109,7 @@ def main(name):
             step()
             say("done")
     except Exception as error:
-        # CUDA's errors go on for lines with advice for programmers.
+        # CUDA's errors have more lines, with advice for programmers.
         say(json.dumps({"error": f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"}))
         sys.exit(1)
 

@@ -24,7 +24,7 @@ else None."""
 class Workload:
     name: str
     unit: str
-    """What a step is, in the plural."""
+    """The name of the steps, in the plural."""
     words: str
     make: Callable[[Gpu, int], Step]
 
@@ -135,7 +135,7 @@ class Perceptron:
         self._gpu.wait()
 
     def loss(self) -> float:
-        """Of the last step, before its weights changed."""
+        """Return the loss of the last step, before its change of weights."""
         self._gpu.download(self._loss, self._losses)
         return sum(self._loss) / self.ROWS
 
@@ -151,7 +151,7 @@ def _train(gpu: Gpu, number: int) -> Step:
 
 
 def _queue(gpu: Gpu, number: int) -> Step:
-    """Requests come by a clock of their own: many for a small model in even processes, few for a large one in odd."""
+    """Requests at random times: many for a small model in even processes, few for a large model in odd ones."""
     rate, step = (100.0, _launches(gpu, number)) if number % 2 == 0 else (20.0, bodies(gpu, 16_384))
     draw = random.Random(number)
     due: float | None = None

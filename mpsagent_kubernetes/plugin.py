@@ -36,7 +36,7 @@ log = logging.getLogger("mpsagent-kubernetes")
 
 
 class Plugin:
-    """The plugin. Its state is in the kubelet and the agent, so that a new plugin continues the work of the last one."""
+    """The plugin. Its state is in the kubelet and the agent, so that a new plugin continues where it stopped."""
 
     def __init__(self, agent: NodeAgent, pods: Pods, shares: Shares, whose: Whose, patience: float) -> None:
         self._agent, self._pods, self._shares, self._whose = agent, pods, shares, whose

@@ -1,4 +1,4 @@
-"""The program mpsagent-sim: install the stand-ins, say what is simulated."""
+"""The program mpsagent-sim: it installs the simulated programs and describes them."""
 
 import argparse
 import json
@@ -49,7 +49,7 @@ sys.exit(main())
 
 
 def devices(count: int) -> list[dict[str, object]]:
-    """What the agent is told instead of asking NVML; memory in bytes."""
+    """Return the GPUs for the agent, which does not ask NVML then. Memory is in bytes."""
     return [
         {
             "ordinal": device.ordinal,
@@ -63,7 +63,7 @@ def devices(count: int) -> list[dict[str, object]]:
 
 
 def open_to_all(path: Path) -> bool:
-    """Whether every user can get at this file (parents too): clients run as other users."""
+    """Return True if each user can read this file and enter its parents, because clients run as other users."""
     path = path.resolve()
     return bool(path.stat().st_mode & 0o004) and all(parent.stat().st_mode & 0o001 for parent in path.parents)
 
@@ -72,7 +72,7 @@ def interpreter() -> str:
     """This interpreter if other users can run it, else the system's if that is new enough, else this one anyway."""
     own = str(getattr(sys, "_base_executable", None) or sys.executable)
     for name in (own, "/usr/bin/python3", "/usr/local/bin/python3"):
-        # exists() of pathlib raises where a parent is closed to us, as /root is to everybody else
+        # exists() of pathlib raises if a parent may not be entered, such as /root
         if os.path.exists(name) and open_to_all(Path(name)):  # noqa: PTH110
             check = "import sys; sys.exit(sys.version_info < (3, 11))"
             if subprocess.run([name, "-IS", "-c", check], check=False).returncode == 0:

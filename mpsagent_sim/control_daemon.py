@@ -118,7 +118,7 @@ class Daemon:
             self.log.write(texts.UNABLE_TO_ACCEPT)  # it has gone already
             connection.close()
             return
-        # each answer for as long as it takes: who says nothing holds up everybody (X29)
+        # it waits for each answer without a limit: a silent peer blocks the daemon (X29)
         peer = rendezvous.credentials(connection)
         if peer is None:
             self.log.write(texts.NO_CREDENTIALS)
@@ -140,7 +140,7 @@ class Daemon:
             self.client(connection, pid, uid)
             return
         if kind.data == rendezvous.FRONT_END:
-            # a second front-end beside an open one is turned away (03 Q4), and so during `quit` (02 R10)
+            # a second front-end is rejected while one is open (03 Q4), and during `quit` (02 R10)
             if self.ui is None and not self.quitting:
                 self.ui = Session(connection, uid, privileged)
                 self.log.write(texts.NEW_UI)
@@ -158,7 +158,7 @@ class Daemon:
         connection.close()
 
     def client(self, connection: _socket.socket, pid: int, uid: int) -> None:
-        """A client's channel or context, which of them is no matter here: to the server of its user, or it waits."""
+        """Pass a client's connection (for a channel or a context) to its user's server, or let it wait."""
         if self.quitting:
             connection.close()
             return
@@ -217,7 +217,7 @@ class Daemon:
             os._exit(status)
 
     def server_connected(self, one: Server, connection: _socket.socket) -> None:
-        """It says what it is when it is ready; until then the daemon serves no one else."""
+        """Wait for a new server's introduction, which it sends when it is ready, and serve nothing else meanwhile."""
         lines = one.lines = wire.Lines(connection)
         kind = rendezvous.receive(connection).data
         if kind == rendezvous.FAILED:
@@ -225,7 +225,7 @@ class Daemon:
             self.log.write(texts.SERVER_FAILED)
             return
         if kind != rendezvous.SERVER:
-            self.log.write(texts.KIND_UNREADABLE)  # it died; its pidfd tells the rest
+            self.log.write(texts.KIND_UNREADABLE)  # it died; its pidfd reports its end
             return
         one.ready = True
         self.log.write(texts.SERVER_READY.format(pid=one.pid))
@@ -299,7 +299,7 @@ class Daemon:
                 self.start_server(uid)
 
     def close_descriptor_0(self) -> None:
-        """What the real one does when a server ends that was never Ready, whoever's it is by now (X28)."""
+        """Close descriptor 0, as the real daemon does when a server exits that was never Ready (X28)."""
         if (client := self.waiting.get(0)) is not None:  # it stays in the list
             client[0].shutdown(_socket.SHUT_RDWR)
             return
@@ -319,7 +319,7 @@ class Daemon:
     # front-ends
 
     def user_interface(self, ui: Session) -> None:
-        """One command of the open front-end, or its end."""
+        """Read a command of the open front-end, or its end."""
         command = ui.command()
         if command is None:
             self.log.write(texts.UI_CLOSED)
@@ -408,7 +408,7 @@ def _device_rows(daemon: Daemon, csv: bool) -> list[str]:
 
 
 def execute(daemon: Daemon, command: str, ui: Session) -> None:
-    """One command of the open front-end. What follows a newline in it was only written into the log."""
+    """Execute a command of the open front-end. Text after a newline in it was only written into the log."""
     command = command.partition("\n")[0]
     words = command.split()
     name = words[0] if words else ""

@@ -51,7 +51,7 @@ class Files:
         return listeners
 
     def leave(self) -> None:
-        """What an orderly end removes; sockets and lock stay."""
+        """Remove the files that an orderly exit removes. Sockets and lock remain."""
         self._remove("log")
         self._remove("nvidia-cuda-mps-control.pid")
 

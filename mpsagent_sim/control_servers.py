@@ -17,13 +17,13 @@ class Server:
         self.pidfd = fcntl.fcntl(fd := os.pidfd_open(pid), fcntl.F_DUPFD_CLOEXEC, 64)
         os.close(fd)
         self.ready = False
-        self.failed = False  # it said that it cannot start
+        self.failed = False  # it has reported that it cannot start
         self.lines: wire.Lines | None = None
         self.dismissed = False
         self.gone_at: float | None = None
 
     def ask(self, question: str) -> str | None:
-        """One question and its answer, however long that takes; None when the server died over it."""
+        """Return the answer to a question, without a limit of time; None if the server died meanwhile."""
         if self.lines is None or not wire.send(self.lines.connection, question):
             return None
         return self.lines.wait()

@@ -40,7 +40,7 @@ class Session:
         return text.data.removesuffix(b"\0").removesuffix(b"\n").decode("utf-8", "replace")
 
     def answer(self, text: str) -> None:
-        """One answer; the front-end adds the newline. Who has gone is not told."""
+        """Send an answer, to which the front-end adds the newline. Nothing is sent to a closed connection."""
         rendezvous.send(self.connection, ANSWER + text.encode("utf-8", "surrogateescape"))
 
     def end(self, status: int = 0) -> None:

@@ -81,7 +81,7 @@ class Cuda:
     # attaching
 
     def initialise(self) -> str:
-        """cuInit: find the daemon and wait for a server; where none greets, go on outside MPS, silently (G7)."""
+        """cuInit: find the daemon and wait for a server. If none greets, run outside MPS without a message (G7)."""
         registry.open_device()
         self.asked = os.environ.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "")
         try:
@@ -109,7 +109,7 @@ class Cuda:
         return self._see([gpu.Device(int(ordinal)) for ordinal in rest[1].split(",")])
 
     def _meet(self, context: int, device: int) -> tuple[str, wire.Lines | None]:
-        """A whole rendezvous, as for each context: the server's answer, and the connection if that is no refusal."""
+        """Carry out a rendezvous for a context; return the server's answer, and the connection unless refused."""
         failed = "FAIL MPS_CONNECTION_FAILED"
         try:
             control = rendezvous.connect(f"{wire.directories()[0]}/control")
@@ -136,7 +136,7 @@ class Cuda:
         return answer or failed, None
 
     def _name(self) -> str:
-        """What MPS shows as COMMAND, in hexadecimal digits: argv[0] as it is, or the script's if that is Python's."""
+        """Return the COMMAND that MPS shows, in hexadecimal digits: argv[0], or the script's name for Python."""
         with open("/proc/self/cmdline", "rb") as cmdline:
             name = cmdline.read(65536).split(b"\0")[0]
         script = os.fsencode(sys.argv[0])
@@ -191,8 +191,8 @@ class Cuda:
         return SUCCESS
 
     def _heard(self, at: int) -> tuple[float, int]:
-        """What the server of its channel had said before it was killed; nothing: then it has no memory limit and 8
-        multiprocessors, whatever the next server has (server-lost-at-start.txt)."""
+        """Return the limits that the server of its channel had sent before it was killed. Without them the client has
+        no memory limit and 8 multiprocessors, whatever the next server has (server-lost-at-start.txt)."""
         assert self.told is not None
         self.told.connection.setblocking(False)
         while (line := self.told.wait()) is not None:
@@ -202,7 +202,7 @@ class Cuda:
         return 0.0, 0
 
     def another_context(self) -> str:
-        """cuCtxCreate beside the primary context."""
+        """cuCtxCreate in addition to the primary context."""
         if self.channel is not None:
             at = [one.ordinal for one in self.instance].index(self.device.ordinal)
             answer, lines = self._meet(2 + len(self.more), at)
@@ -218,7 +218,7 @@ class Cuda:
         return "CUDA_ERROR_MPS_RPC_FAILURE" if lost else self.kernel(0.005)
 
     def _take_limits(self, percentage: float, limit: int, at: int) -> None:
-        """The server's limits, and what the client's own environment makes of them."""
+        """Apply the server's limits and the variables in the client's environment."""
         own = limits.percentage(os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "")) or 100.0
         partitioning = os.environ.get("CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING") == "1"
         # the server's limit holds only beside one of its own then (docs/measured.md, "A client's own environment")
@@ -291,7 +291,7 @@ class Cuda:
             wire.send(self.context.connection, text)
 
     def kernel(self, seconds: float) -> str:
-        """One kernel, from launch to synchronisation."""
+        """Run a kernel, from launch to synchronisation."""
         if self.error:
             return self.error
         self.tell("KERNEL")

@@ -1,4 +1,4 @@
-"""How long things take, drawn from what was recorded. MPSSIM_SPEED divides every delay, MPSSIM_SEED fixes the draws.
+"""Delays, drawn from recorded times. MPSSIM_SPEED divides every delay, MPSSIM_SEED fixes the draws.
 
 Protocol timers (the back-off, `quit -t`) are not delays of the GPU and are never scaled.
 """
@@ -51,14 +51,15 @@ class Delays:
         return self._between(4, 6)
 
     def client_context(self, device: int, now: float) -> float:
-        """How long a client's context waits for those before it: they are made one after the other on a device, in 80
-        to 90 ms each (docs/measured, contexts-at-once.txt). The last one's own time is the client's."""
+        """Return the time for which a client's context waits for earlier ones. A device creates them one after the
+        other, in 80 to 90 ms each (docs/measured, contexts-at-once.txt). The client adds the time of its own."""
         begin = max(now, self._free_at.get(device, 0.0))
         self._free_at[device] = begin + self._between(80, 90)
         return begin - now
 
     def idle_exit(self) -> float:
-        """An idle server's exit, 52 to 80 ms, one in ten up to 130 ms: for so long its limits can no longer be set."""
+        """Return the time of an idle server's exit, in which its limits can no longer be set: 52 to 80 ms, for one in
+        ten up to 130 ms."""
         return self._between(88, 130) if self._draw.random() < 0.08 else self._between(53, 78)
 
     def destroy(self) -> float:
@@ -101,12 +102,13 @@ class Delays:
         return self._between(13, 17)
 
     def pick(self, count: int) -> int:
-        """Any of `count` things: which client the log blames for a fault is not the one that did it."""
+        """Return a random index: the log blames any client for a fault, not the one that caused it."""
         return self._draw.randrange(count)
 
 
 def start_error() -> str:
-    """MPSSIM_FAIL_START: what servers say when they cannot start; with @PATH, what that file says while it exists."""
+    """Return the error of servers that cannot start: MPSSIM_FAIL_START, or with @PATH the text of that file while it
+    exists."""
     text = os.environ.get("MPSSIM_FAIL_START", "")
     if not text.startswith("@"):
         return text

@@ -20,7 +20,8 @@ def _fail(text: str) -> int:
 
 
 def _connect(pipe: str) -> _socket.socket | None:
-    """Root's socket if this user may write to it, else everybody's; None where no daemon greets."""
+    """Return a connection to the privileged socket if this user may write to it, otherwise to the other one; None if
+    no daemon greets."""
     for name in ("control_privileged", "control"):
         try:
             connection = rendezvous.connect(f"{pipe}/{name}")
@@ -33,8 +34,8 @@ def _connect(pipe: str) -> _socket.socket | None:
 
 
 class _Session:
-    """One session: each line of the input is a command, the answers are printed at its end. It lasts as long as the
-    input does, and keeps all other front-ends out (X25 and X27 of the real runs)."""
+    """A session. Each line of the input is a command, and the answers are printed at the end. It lasts until the end of
+    the input, and the daemon rejects all other front-ends meanwhile (X25 and X27 of the real runs)."""
 
     def __init__(self, connection: _socket.socket) -> None:
         self.connection = connection
@@ -47,7 +48,7 @@ class _Session:
     def command(self, line: bytes) -> None:
         self.quitting = line.startswith(b"quit")
         text = line[:_LINE] + b"\n\0"
-        # to a daemon that has gone, too: what it answered is still to be heard
+        # even to a daemon that has exited: its answers can still be read
         rendezvous.send(self.connection, len(text).to_bytes(8, "little"))
         rendezvous.send(self.connection, text)
 

@@ -1,6 +1,6 @@
-"""What a simulated GPU is, and the arithmetic of its multiprocessors and memory (all memory here in MiB).
+"""Simulated GPUs, and the arithmetic of their multiprocessors and memory (all memory here in MiB).
 
-The numbers are those recorded on an NVIDIA H200; what lies between two recorded points is interpolated.
+The numbers were recorded on an NVIDIA H200. Values between two recorded points are interpolated.
 """
 
 import math
@@ -32,7 +32,7 @@ _UNLIMITED = ((12, 146), (16, 160), (26, 196), (132, 590))
 
 
 class Device:
-    """One GPU. `ordinal` is the machine's; inside an instance the position in its list counts."""
+    """A GPU. `ordinal` is its number in the machine. Inside an instance its position in the list counts."""
 
     __slots__ = ("ordinal", "uuid")
 
@@ -54,7 +54,7 @@ def machine(count: int) -> list[Device]:
 
 
 def visible(devices: list[Device], wanted: str | None) -> list[Device]:
-    """What CUDA_VISIBLE_DEVICES leaves of `devices`: ordinals in that list or UUIDs, up to the first invalid one."""
+    """Return the devices in CUDA_VISIBLE_DEVICES: ordinals in that list or UUIDs, up to the first invalid one."""
     if wanted is None:
         return devices
     chosen: list[Device] = []
@@ -82,15 +82,15 @@ def _interpolate(points: tuple[tuple[int, int], ...], x: int) -> int:
 
 
 def context_overhead(sms: int) -> int:
-    """What a context of a client with `sms` multiprocessors takes out of its memory limit."""
+    """Return the part of a client's memory limit that its context uses, with `sms` multiprocessors."""
     return _interpolate(_CONTEXT, sms)
 
 
 def free(sms: int, limit: int | None, own: int, others: int) -> int:
     """Memory a client under MPS may still allocate.
 
-    limit: its pinned memory limit, None for none; own: what it has allocated; others: what other clients, other servers
-    and processes outside MPS take on this device (its own server is counted here already).
+    limit: its pinned memory limit, None for none; own: its allocations; others: memory of other clients, other servers
+    and processes outside MPS on this device (its own server is counted here already).
     """
     left = TOTAL - _interpolate(_UNLIMITED, sms) - others
     if limit is not None:
@@ -99,5 +99,5 @@ def free(sms: int, limit: int | None, own: int, others: int) -> int:
 
 
 def usage(sms: int, own: int) -> int:
-    """What NVML charges a client process with (580 with all multiprocessors and 64 MiB allocated)."""
+    """Return the memory of a client process in NVML (580 with all multiprocessors and 64 MiB allocated)."""
     return context_overhead(sms) + 2 + own

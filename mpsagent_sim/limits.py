@@ -1,4 +1,4 @@
-"""How the control daemon reads and prints percentages and memory limits, with the quirks that were recorded. Pure."""
+"""The control daemon's parser and format of percentages and memory limits, with the recorded quirks. Pure."""
 
 import re
 
@@ -24,7 +24,7 @@ def memory(word: str) -> int:
 
 
 def shown(mebibytes: int) -> str:
-    """As the get commands print it: whole G from one GiB on (140000M is shown as 136G), else M."""
+    """Return the text of the get commands: whole G from one GiB on (140000M is shown as 136G), else M."""
     return f"{mebibytes // MIB_PER_GIB}G" if mebibytes >= MIB_PER_GIB else f"{mebibytes}M"
 
 

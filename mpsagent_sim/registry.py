@@ -1,7 +1,8 @@
-"""Which simulated processes use which simulated GPU: what NVML would know. `mpsagent-sim --help` has the files.
+"""The simulated processes on each simulated GPU, as NVML would report them. `mpsagent-sim --help` has the files.
 
-The file of a process that has gone is stale; `processes()` skips it. A server writes `<machine ordinal>.busy.<pid>`
-beside its own, which stays: the seconds in which a kernel ran there, and since when one runs now (monotonic), or 0.
+The file of a process that has exited is stale; `processes()` skips it. A server also writes
+`<machine ordinal>.busy.<pid>`, which remains: the seconds in which a kernel ran there, and the start of the present
+kernel (monotonic), or 0.
 """
 
 # pathlib and contextlib cost more than everything else in the start of a front-end or client
@@ -19,7 +20,7 @@ def directory() -> str:
 
 
 def start_time(pid: int) -> str | None:
-    """Field 22 of /proc/PID/stat; None when there is no such process or it is a zombie."""
+    """Return field 22 of /proc/PID/stat; None if there is no such process or it is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             fields = stat.read().rpartition(b")")[2].split()
@@ -70,7 +71,7 @@ class Entry:
         self.paths: dict[int, str] = {}
 
     def write(self, ordinal: int, mebibytes: int) -> None:
-        """Failing to register is no reason for a CUDA program to fail: errors are ignored."""
+        """Write the process's file. Errors are ignored: a CUDA program does not fail because of them."""
         pid = os.getpid()
         try:
             if not os.path.isdir(directory()):
@@ -144,7 +145,7 @@ def processes(ordinal: int) -> list[tuple[int, str, int, int]]:
 
 
 def exclusive(ordinal: int) -> bool:
-    """Whether the device's compute mode is EXCLUSIVE_PROCESS."""
+    """Return True if the device's compute mode is EXCLUSIVE_PROCESS."""
     try:
         with open(f"{directory()}/{ordinal}.compute_mode") as file:
             return file.read(100).strip() == "EXCLUSIVE_PROCESS"

@@ -31,7 +31,7 @@ SERVER = b"\1\0\0\0"  # said when the server is ready
 CLIENT = b"\2\0\0\0"
 DEBUGGER = b"\3\0\0\0"
 FRONT_END = b"\4\0\0\0"
-FAILED = b"\12\0\0\0"  # said by a server that could not start
+FAILED = b"\12\0\0\0"  # sent by a server that could not start
 EXTRA_DESCRIPTORS = 4
 READY = b"\0"
 NO_DEVICE = 0xFF
@@ -40,7 +40,7 @@ _ANCILLARY = 512
 
 
 class Message:
-    """One packet: its bytes (none at the end of the connection), whose it is, and the descriptors that came along."""
+    """A packet: its bytes (none at the end of the connection), its sender's credentials, and its descriptors."""
 
     __slots__ = ("credentials", "data", "descriptors")
 
@@ -71,12 +71,12 @@ def connect(path: str) -> _socket.socket:
 def _packet(connection: _socket.socket, size: int) -> tuple[bytes, list[tuple[int, int, bytes]], int, object]:
     try:
         return connection.recvmsg(size, _ANCILLARY, _socket.MSG_CMSG_CLOEXEC)
-    except ConnectionResetError:  # closed before it had read everything; said once, ahead of what it has sent
+    except ConnectionResetError:  # the peer closed with unread messages; reported once, before its own messages
         return connection.recvmsg(size, _ANCILLARY, _socket.MSG_CMSG_CLOEXEC)
 
 
 def receive(connection: _socket.socket, size: int = 64) -> Message:
-    """The next packet, waiting for it. A reset counts as the end, but what was sent before it comes first."""
+    """Wait for the next packet and return it. A reset counts as the end, after all packets that were sent before."""
     try:
         data, ancillary, _, _ = _packet(connection, size)
     except OSError:
@@ -89,13 +89,13 @@ def receive(connection: _socket.socket, size: int = 64) -> Message:
 
 
 def came_along(ancillary: list[tuple[int, int, bytes]], wanted: int) -> list[int]:
-    """The numbers beside a message. As mpsagent.linux.descriptors, whose imports a client has no time for."""
+    """Return the descriptors of a message, like mpsagent.linux.descriptors, whose imports take too long here."""
     found = [one for level, kind, one in ancillary if (level, kind) == (_socket.SOL_SOCKET, wanted)]
     return [int.from_bytes(one[at : at + 4], "little") for one in found for at in range(0, len(one) - 3, 4)]
 
 
 def send(connection: _socket.socket, data: bytes, descriptor: int | None = None) -> bool:
-    """One packet, with a descriptor if one is given. False when the other end is gone."""
+    """Send a packet, with a descriptor if one is given. Return False if the connection is closed."""
     rights = [] if descriptor is None else [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, descriptor.to_bytes(4, "little"))]
     try:
         connection.sendmsg([data], rights)
@@ -105,7 +105,7 @@ def send(connection: _socket.socket, data: bytes, descriptor: int | None = None)
 
 
 def send_credentials(connection: _socket.socket, data: bytes) -> bool:
-    """One packet with this process's own pid, user and group. False when the other end is gone."""
+    """Send a packet with this process's pid, user and group. Return False if the connection is closed."""
     own = b"".join(number.to_bytes(4, "little") for number in (os.getpid(), os.getuid(), os.getgid()))
     try:
         connection.sendmsg([data], [(_socket.SOL_SOCKET, _socket.SCM_CREDENTIALS, own)])
@@ -122,7 +122,7 @@ def greeted(connection: _socket.socket) -> bool:
 
 
 def introduce(connection: _socket.socket, kind: bytes) -> bool:
-    """Wait for the greeting, then say who and what this is. False when there is none."""
+    """Wait for the greeting, then send the credentials and the kind of peer. Return False without a greeting."""
     if not greeted(connection):
         return False
     send_credentials(connection, CREDENTIALS)
@@ -158,7 +158,7 @@ def send_status(connection: _socket.socket, status: int) -> None:
 
 
 def hung_up(connection: _socket.socket) -> bool:
-    """Whether the other end has gone, whatever it said before."""
+    """Return True if the peer has closed the connection, even if unread messages remain."""
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLRDHUP)
     return bool(poll.poll(0))

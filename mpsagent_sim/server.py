@@ -2,7 +2,7 @@
 
 The daemon hands over one end of a pair of sockets for each connection of a client; at the other end the client shakes
 hands as in recording 08, G1. The server waits for that and does nothing else; a client that goes away in the middle
-leaves it stuck for ever (X1, X15, and measured on an H100: docs/measured/2026-11-21-H100-580.159.04, answers 1 and 5).
+blocks it indefinitely (X1, X15, and measured on an H100: docs/measured/2026-11-21-H100-580.159.04, answers 1 and 5).
 """
 
 # pathlib and contextlib cost more than everything else in the start of a front-end or client
@@ -50,7 +50,7 @@ class Server:
         self.alarms: list[tuple[float, Callable[[], None]]] = []
         self.untold: list[tuple[float, Callable[[], None]]] = []
         """When which clients hear their limits."""
-        self.noise = (-1333654781, 0)  # what stands in the request's memory before the first one
+        self.noise = (-1333654781, 0)  # the content of the request's memory before the first request
 
     # start
 
@@ -237,7 +237,7 @@ class Server:
             wire.send(self.control.connection, "0")
 
     def tell_neighbours(self, link: Link, word: str) -> None:
-        """While a kernel is being cut off, everybody else's work on that device stands still (03 Q6, 06 V6)."""
+        """Stop and resume the work of all other clients on a device while a kernel is interrupted (03 Q6, 06 V6)."""
         for one in self._contexts():
             if one.device == link.device and one is not link:
                 wire.send(one.lines.connection, word)
@@ -277,7 +277,7 @@ class Server:
             client = self.clients[pid] = Client(pid, "3f", None, {})
         self.log.write(texts.CONNECTED.format(pid=pid, context=number), texts.WORKER.format(pid=pid, context=number))
         if number and sum(link.device == at for link in self._contexts()) >= MAX_CLIENTS:
-            # in these words, of a process that goes on (docs/measured/2026-11-23-2xH200-580.159.04/contexts-full.txt)
+            # the process keeps running, as recorded (docs/measured/2026-11-23-2xH200-580.159.04/contexts-full.txt)
             self.log.write(
                 texts.ASSOCIATED.format(name=gpu.NAME, uuid=self.devices[at].uuid),
                 texts.MAX_CLIENTS.format(count=MAX_CLIENTS),
@@ -300,7 +300,7 @@ class Server:
         client.contexts[number] = link
         self.log.write(texts.ASSOCIATED.format(name=gpu.NAME, uuid=self.devices[at].uuid))
         time.sleep(self.delays.association())
-        if rendezvous.hung_up(connection):  # measured: that ends the server, with everybody's work on it
+        if rendezvous.hung_up(connection):  # measured: the server exits, and the work of all its clients is lost
             self.log.write(
                 texts.LOST.format(pid=pid, context=number),
                 texts.EXITING_CLIENT.format(pid=pid, context=number, count=len(self._contexts()) - 1),
@@ -346,8 +346,8 @@ class Server:
             self.leave()  # the daemon has gone
 
     def _tell_limits(self) -> float | None:
-        """To each client by its own thread, also while the server waits for another client; such a thread hears of its
-        client's end then (H8). Milliseconds until the next."""
+        """Send the limits to each client, by a thread of its own even while the server waits for another client. Such a
+        thread notices its client's end (H8). Return the milliseconds until the next call."""
         now = time.monotonic()
         for one in [one for one in self.untold if one[0] <= now]:
             self.untold.remove(one)
@@ -392,7 +392,7 @@ class Server:
                 self.later(max(0.0, wait), lambda: self.lose_channel(link))
 
     def note_work(self, *, write: bool = False) -> None:
-        """What NVML's counters would say, now or in a moment: kernels may be short and many."""
+        """Write the values of NVML's counters, now or a moment later, because there may be many short kernels."""
         now, working = time.monotonic(), {link.device for link in self._contexts() if link.kernel}
         fresh = [busy for at, busy in enumerate(self.busy) if busy.note(now, at in working)]
         for busy in fresh if write else ():
@@ -472,12 +472,12 @@ class Server:
 
 
 def tell(connection: _socket.socket, text: str) -> None:
-    """It may have gone."""
+    """Send a line, unless the connection is closed."""
     wire.send(connection, text)
 
 
 def main(pipe: str, server_log: int, devices: list[gpu.Device], delays: Delays, uid: int, after_a_kill: bool) -> int:
-    """The server's whole life. Called in the forked child; every descriptor but the server log is closed."""
+    """Run the server, in the forked child. All descriptors except the server log are closed."""
     become(uid, 0)  # with group 0 and no others (recording 08, G1)
     try:
         control = wire.Lines(rendezvous.connect(f"{pipe}/control"))

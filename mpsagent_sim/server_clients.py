@@ -1,4 +1,4 @@
-"""What a server knows of its clients: processes, and their connections."""
+"""A server's clients: processes and their connections."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Link:
 
 
 class Client:
-    """A client process. Its limits are those of the server when its channel was connected (02 R2). ``percentage`` None:
-    that was another server, which was killed while the client started; what it has heard there holds."""
+    """A client process. It has the limits that the server had when its channel was connected (02 R2). ``percentage``
+    None: that was an earlier server, which was killed during the client's start, and whose limits apply."""
 
     def __init__(self, pid: int, name: str, percentage: float | None, limits: dict[int, int]) -> None:
         self.pid, self.name = pid, name

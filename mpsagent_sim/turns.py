@@ -1,7 +1,7 @@
-"""Whose turn it is: the pending list and the doubling back-off of the control daemon. Pure: no clock, no I/O.
+"""Turns of users: the pending list and the doubling back-off of the control daemon. Pure: no clock, no I/O.
 
-The daemon keeps one server at a time. A client of its user is attached; everybody else waits, in order of arrival, and
-the server is asked to leave: at once ("backoff is disabled"), then after 200, 400, 800 ... ms ("backoff is enabled").
+The daemon keeps one server at a time. A client of its user is attached. All others wait, in order of arrival, and the
+server is asked to exit: at once ("backoff is disabled"), then after 200, 400, 800 ... ms ("backoff is enabled").
 """
 
 FIRST_INTERVAL_MS = 200
@@ -32,7 +32,7 @@ class BackOff:
 
 
 class Turns:
-    """State: the server's user and phase, and who waits. Methods answer what the daemon has to do next."""
+    """The server's user and phase, and the waiting clients. Methods return the next action of the daemon."""
 
     def __init__(self) -> None:
         self.user: int | None = None
@@ -63,7 +63,7 @@ class Turns:
         return "wait"
 
     def next_user(self) -> int | None:
-        """Whose server comes next: clients and start requests alike in order of arrival (X3, X4 of the real runs)."""
+        """Return the next server's user: clients and start requests in order of arrival (X3, X4 of the real runs)."""
         return self.waiting[0][0] if self.waiting else None
 
     def starting(self, uid: int) -> None:
@@ -85,11 +85,11 @@ class Turns:
         self.back_off.clear()
 
     def gone(self) -> int | None:
-        """The server has exited: the user to start one for, or None.
+        """Note that the server has exited; return the user for whom to start one, or None.
 
-        Who came for the exiting server's own user goes first, whoever waits longer (01 S4). Those for whom a server is
-        started here go behind all others, should it end before it is Ready (X24, X26 of the real runs); those for whom
-        one was started at once have one more try (driver 550, no GPU).
+        Clients of the exiting server's own user go first, even if others wait longer (01 S4). If the server that is
+        started here exits before it is Ready, its clients go behind all others (X24, X26 of the real runs). Clients for
+        whom a server was started at once have one more try (driver 550, no GPU).
         """
         own, failed = self.user, self.phase == "starting"
         self.user, self.phase = None, "none"

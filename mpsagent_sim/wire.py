@@ -1,7 +1,7 @@
-"""What daemon, servers and clients of the simulator say to each other once they have met, and the log writer.
+"""Messages between daemon, servers and clients of the simulator after the rendezvous, and the log writer.
 
-NVIDIA's own messages at the control socket are in `rendezvous`. What follows them is a little line protocol of our own:
-a server answers the orders of its daemon; a client that has shaken hands with its server tells it
+NVIDIA's messages at the control socket are in `rendezvous`. After them the simulator has a line protocol: a server
+answers the orders of its daemon, and a client sends its server, after the handshake,
     NAME name               what it is called, in hexadecimal digits
 """
 
@@ -37,10 +37,10 @@ class Lines:
         self.fds: list[int] = []
 
     def read(self) -> None:
-        """One read (blocking if nothing is there). A reset counts as the end."""
+        """Read once (blocking if there is no data). A reset counts as the end."""
         try:
             data, ancillary, _, _ = self.connection.recvmsg(MESSAGE, 256)
-        except (InterruptedError, ConnectionResetError):  # a reset is said once, ahead of what was sent before it
+        except (InterruptedError, ConnectionResetError):  # reported once, before the data
             return
         except OSError:
             self.ended = True
@@ -72,7 +72,7 @@ class Lines:
 
 
 def send(connection: _socket.socket, line: str, fd: int | None = None) -> bool:
-    """One line, with a file descriptor if given. False when the other end is gone."""
+    """Send a line, with a descriptor if one is given. Return False if the connection is closed."""
     data = line.encode() + b"\n"
     try:
         if fd is None:

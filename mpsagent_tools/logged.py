@@ -43,7 +43,7 @@ class Logged:
         self._latest: Session
         self._number = 0
         self._waiting: dict[int, dict[int, float]] = {}
-        """For each user: the waiting processes, and since when, in this order."""
+        """The waiting processes of each user, and since when, in this order."""
         self._users: dict[int, int] = {}
         """The user of each waiting process."""
         self._at_work: dict[int, int] = {}
@@ -57,7 +57,7 @@ class Logged:
         """The pid and the user that the control daemon named last."""
         self._named: set[int] = set()
         self._through: dict[int, int] = {}
-        """For each client that was connected before the daemon named it: the pid that the daemon had named last."""
+        """The pid that the daemon had named last, for each client that was connected before the daemon named it."""
 
     @property
     def unknown_lines(self) -> int:
