@@ -197,13 +197,15 @@ def _most(view: View, rows: int) -> int:
 
 
 def _named(view: View, users: list[int]) -> Iterator[tuple[Named, Share | None]]:
-    """Clients of jobs that are bounded, and the next ones of each user, by turns: those that may not pass for another
-    reason take no other client's place."""
-    for one in chain.from_iterable(view.jobs().values()):
-        if (share := view.job(one.peer)) is not None and one.detached is None:
+    """Clients of jobs that are bounded, clients of unknown limits, and the next ones of each user, by turns: those that
+    may not pass for another reason take no other client's place."""
+    unknown = (one for one in view.state.clients.values() if one.limits is None and view.job(one.peer) is None)
+    for one in chain(*view.jobs().values(), unknown):
+        if one.detached is None:
+            share = view.job(one.peer)
             # of limits that are not known, those of its next context
             limits = view.limits_of(one.peer).settable() if one.limits is None else one.limits
-            yield Named(one.pid, one.peer.start, limits, share.counted_as), share
+            yield Named(one.pid, one.peer.start, limits, "" if share is None else share.counted_as), share
     lines = [islice(_with_room(view, uid), OF_ONE_USER) for uid in users]
     for held in islice(filter(None, chain.from_iterable(zip_longest(*lines))), _most(view, MOST_PROCESSES)):
         share = view.job(held.peer)

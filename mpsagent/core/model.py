@@ -36,6 +36,9 @@ FAULT_WITHIN, DOUBT_MOST = 0.7, 3.0
 """Seconds after the exit of a client with work on the GPU in which a fault follows (150 to 650 ms, measured), and for
 which new clients are held at most when clients die one after the other."""
 
+SEEN_EVERY = 1.0
+"""Seconds between two looks at which processes are stopped."""
+
 
 Key = int | None
 """Of a lane: the user whose own it is; None: it is for all users."""

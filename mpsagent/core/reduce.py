@@ -39,6 +39,7 @@ from mpsagent.core.model import (
     DOUBT_MOST,
     FAULT_WITHIN,
     PROPERLY,
+    SEEN_EVERY,
     Attachment,
     Client,
     Control,
@@ -503,6 +504,9 @@ def _seen(state: State, event: inp.ProcessesSeen, out: Out) -> State:
         if client.frozen is not None and event.at > client.frozen and client.pid not in event.stopped:
             out.append(tr.ClientResumed(event.at, client.pid, client.uid))
             state = _frozen(state, client.pid, client.peer.start, None)
+    for server in state.servers.values():  # a stopped server notices nothing of a death, and it may run from now on
+        if server.pid in event.stopped and server.doubt is not None and server.doubt.until > event.at - SEEN_EVERY:
+            state = put(state, replace(server, doubt=Doubt(event.at, event.at + SEEN_EVERY + FAULT_WITHIN)))
     seen = (event.stopped, event.cpu_idle, event.lifts)
     if (state.stopped, state.cpu_idle, state.lifts) == seen:
         return state

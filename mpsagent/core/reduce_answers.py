@@ -83,7 +83,12 @@ def _confirmed(state: State) -> State:
         left, asked = client.said_left, state.lane.listed_at
         if left is None and asked is not None and state.carries(client, asked):
             left = client.since + NAMED_FOR
-        if left is None or client.detached is not None or asked is None or asked < left:
+        if left is None or client.detached is not None or asked is None:
+            continue
+        # MPS does not list a channel without a context: one that the log says has come again is about to make it.
+        came = (s.attached.get(client.pid) for s in state.candidates(client))
+        left = max([left, *(one.since + NAMED_FOR for one in came if one is not None and one.contexts - one.lost)])
+        if asked < left:
             continue
         if all(s.listed_at is not None and s.listed_at >= left and client.pid not in s.listed
                for s in state.candidates(client)):  # fmt: skip

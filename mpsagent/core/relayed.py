@@ -101,7 +101,7 @@ def _unnamed(view: View, memory: Memory) -> list[Client]:
 
 def _known_client(view: View, one: Client) -> Found:
     most = None if one.most_memory is None else Limits(memory=one.most_memory)
-    return Found(one.pid, one.uid, one.peer.start, one.limits, view.name, most, one.connections)
+    return Found(one.pid, one.uid, one.peer.start, one.limits, view.name, most, one.connections, view.shares)
 
 
 def _confirmed(view: View, told: float) -> dict[int, Seen]:
@@ -120,7 +120,8 @@ def _found(view: View, pid: int, seen: Seen) -> Found:
     limits = given[0] if given and all(one == given[0] for one in given) else None
     memory = [one.most_memory for one in carriers]
     most = None if limits is None or any(one != memory[0] for one in memory) else memory[0]
-    return Found(pid, seen.uid, seen.start, limits, view.name, None if most is None else Limits(memory=most))
+    of_it = None if most is None else Limits(memory=most)
+    return Found(pid, seen.uid, seen.start, limits, view.name, of_it, own=view.shares)
 
 
 def _wrong(view: View) -> Iterator[Wrong]:

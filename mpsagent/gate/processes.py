@@ -181,6 +181,8 @@ class KnownProcesses:
             unseen=not said.connections, context=said.connections != 1,
         )  # fmt: skip
         self._queue.know(known)
+        if said.own:
+            self._queue.keep_own(process)
         self._queue.places(instance).doubtful = True  # an agent that was away may have missed a context
         self._keep_place(known)
         self._replace(known, pidfd, self._name(known))

@@ -328,7 +328,7 @@ class Release:
 class Found:
     """A process is a client of the instance, and this gate has not reported it: it came through another process, or
     passed an earlier gate that left nothing behind. From now on it is known, counts for its user, and is reported as
-    :class:`Known`. ``limits``, ``most``, ``connections``: as there."""
+    :class:`Known`. ``limits``, ``most``, ``connections``: as there. ``own``: the limits are its own, not its user's."""
 
     kind: ClassVar[str] = "found"
     pid: int
@@ -338,6 +338,7 @@ class Found:
     instance: str = ""
     most: Limits | None = None
     connections: int = 0
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)

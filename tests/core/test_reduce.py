@@ -13,7 +13,7 @@ from mpsagent.core import actions as act
 from mpsagent.core import admission
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
-from mpsagent.core.model import State, Status
+from mpsagent.core.model import FAULT_WITHIN, State, Status
 from mpsagent.core.reduce import reduce
 from mpsagent.core.view import View
 from mpsagent.mps import events as ev
@@ -120,6 +120,16 @@ def test_a_client_that_leaves_properly_while_its_server_is_busy_has_not_died_at_
         lines = LogParser("server", UTC).feed(lost.format(closed).encode())
         state = apply_all(state, [ev.ContextConnected(2, 100, 200, 1), *lines, inp.ProcessEnded(4.03, 200)])
         assert (state.servers[100].doubt is not None) is doubt
+
+
+def test_a_stopped_server_may_notice_a_death_when_it_runs_again() -> None:
+    """New clients were admitted as soon as it ran, and the fault came 0.15 s later (world, minute, seed 99207678)."""
+    state = apply(passed(daemon(*READY)), ev.ContextConnected(2, 100, 200, 0))
+    seen = [inp.ProcessesSeen(at, frozenset({100}), {}, {}) for at in (4.0, 5.0, 6.0, 7.0)]
+    state = apply_all(state, [ev.ContextConnected(2, 100, 200, 1), seen[0], inp.ProcessEnded(4.3, 200), *seen[1:]])
+    assert state.servers[100].doubt.until >= 7.0 + FAULT_WITHIN
+    later = apply(state, inp.ProcessesSeen(8.0, frozenset(), {}, {}))
+    assert later.servers[100].doubt == state.servers[100].doubt
 
 
 def test_the_server_itself_says_how_many_clients_it_takes() -> None:
@@ -238,6 +248,10 @@ def test_leaving_is_a_hint_until_mps_says_so() -> None:
     assert apply(again, inp.ClientsListed(6, 100, frozenset({200}))).clients[200].said_left is None
     assert apply_all(again, [inp.ServersListed(6, {100: 1001}, frozenset({100})),
                              inp.ClientsListed(6, 100, frozenset())]).clients[200].detached == 5  # fmt: skip
+    channel = apply(gone, ev.ContextConnected(5, 100, 200, 0))  # MPS lists none (world, crossing, seed 99206201)
+    for at, detached in ((6, None), (7.5, 7)):
+        without = [inp.ServersListed(at, {100: 1001}, frozenset({100})), inp.ClientsListed(at, 100, frozenset())]
+        assert apply_all(channel, without).clients[200].detached == detached
     early = apply_all(state, [listed, inp.ClientsListed(2.9, 100, frozenset())])
     assert early.clients[200].detached is None
     assert apply(state, inp.ServersListed(4, {}, frozenset({100}))).clients[200].detached == 3

@@ -164,7 +164,7 @@ def test_of_several_that_it_may_have_come_through_those_of_its_user_count(second
     clients = {pid: Client(inp.Peer(pid, uid, uid, 1), float(pid), limits=Limits(threads))
                for pid, uid, threads in ((1, ALICE, 10.0), (2, ALICE, second), (3, BOB, 50.0))}  # fmt: skip
     state = SimpleNamespace(clients=clients, server_of=lambda pid: None)
-    view = cast("View", SimpleNamespace(state=state, name="gpu"))
+    view = cast("View", SimpleNamespace(shares=False, state=state, name="gpu"))
     assert relayed._found(view, 77, SEEN._replace(uid=ALICE)).limits == given
 
 

@@ -38,6 +38,17 @@ def test_limits_of_its_own_stay_after_the_gate_was_killed(rig: Rig) -> None:
     assert agent.wait(Passed).limits == limits(20, 4)
 
 
+def test_limits_of_its_own_stay_when_only_the_agent_knows_them(rig: Rig) -> None:
+    """The gate and its descriptor store were lost. Its next context had those of its user (world, seed 99211075)."""
+    _, agent = rig.start()
+    client = rig.waiting_client(A)
+    knock = agent.wait(Knock)
+    agent.say(Found(client.pid, A, knock.start, limits(20, 4), connections=2, own=True))
+    agent.say(admissions(replace(USER, named=True), number=1))
+    served = client.served()
+    assert (served["threads"], served["memory"]) == ("20.0", {"0": 4096})
+
+
 def test_limits_that_are_enforced_no_more_are_lifted_by_a_later_gate_too(rig: Rig) -> None:
     """bob had alice's limits, in a policy with `mode = 'report'`."""
     _, agent = rig.start(admissions(User(A, "all", limits(20, 4))))

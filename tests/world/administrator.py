@@ -196,7 +196,7 @@ class Administered(trouble.Troubled):
             at = kernel.now
             self.order("a drain", {"order": "drain"}, lambda: self.is_drained(at))
         elif what == "resume":
-            self.drained = None
+            self.drained, self.resumed = None, self.kernel.now
             self.order("resume", {"order": "resume"})
             self.judges.faults.append((kernel.now, "order"))
         elif what == "restart":
@@ -298,7 +298,9 @@ class Overseeing(trouble.Watchful):
             self._nothing = self._idle_since = None
         super().look()
         now = self.world.kernel.now
-        slow = max([self.stopped, *(at for at, kind in self.faults if kind in SLOWS)])
+        slow = max(
+            [self.stopped, min(self.world.systemd.gone, now), *(at for at, kind in self.faults if kind in SLOWS)]
+        )
         for what in wrong(self.world, slow, AT_ONCE if self.day.name == "flood" else ANSWERED):
             self.fail(what)
         for life, since in self.world.ordered.items():

@@ -373,6 +373,8 @@ class Lived(Administered):
 
     def removes(self, seconds: int, *, kept: bool) -> None:
         """Gate and agent are stopped for a while: systemd keeps no descriptor of a unit that was stopped."""
+        if self.kernel.now < self.systemd.gone:
+            return  # they are not there yet
         self.tell(f"gate and agent are removed for {seconds} s, the state file {'stays' if kept else 'goes'}")
         self.removed.append((self.kernel.now, kept))
         systemd = self.systemd
@@ -543,7 +545,8 @@ class Living(Overseeing):
         life = next((one for one in self.lives if one.process is process), None)
         if life is None:
             return
-        if number == WARNING and life.warnings and self.now - life.warnings[-1] < self.world.plan.grace:
+        again = life.warnings and self.now - life.warnings[-1] < self.world.plan.grace
+        if number == WARNING and again and life.warnings[-1] >= self.world.resumed:  # a drain puts the end off
             self.fail(f"client {process.pid} is warned twice within {self.now - life.warnings[-1]:.1f} s")
         if number in (9, 15):
             self._ends(life)
@@ -831,7 +834,7 @@ def launchers(chance: random.Random, seed: int) -> Habit:
                for place, uid in enumerate(users)]  # fmt: skip
     limits = dict.fromkeys(users, (20.0, 2048))
     general = chance.choice(
-        (f"max_clients = {ranks}", f"total_threads = {20 * ranks}", f'total_memory_limit = "{2 * ranks}G"')
+        (f"max_clients = {ranks}", f'total_active_threads = "{20 * ranks}%"', f'total_memory_limit = "{2 * ranks}G"')
     )
     faults = _deaths(chance, chance.choice((0, 0, 1)))
     return _day(chance, seed, "launchers", chance.choice(WAYS), comings, faults, general=general, limits=limits)

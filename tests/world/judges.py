@@ -199,8 +199,19 @@ class Judges:
             self.fail(f"client {life.process.pid} of user {life.uid} was refused ({life.error}) while it waited")
         begun = (life.given or 0) - HARM
         faults = (at for at, kind in self.faults if kind in ("daemon", "server", "client"))
-        if not any(self.harms_until(at) >= begun for at in faults):
+        if not any(self.harms_until(at) >= begun for at in faults) and not self.turn_is_over(life):
             self.fail(f"client {life.process.pid} of user {life.uid} sees error {life.error}, and MPS had no fault")
+
+    def turn_is_over(self, life: Life) -> bool:
+        """All clients of its user are being ended, one after the other: the first one's end may be a fault for it."""
+        now, after = self.world.kernel.now, getattr(self.world.plan, "after", None)
+        mine = (one for one in self.lives if one.uid == life.uid and one.error == "terminated")
+        waiting = (one for one in self.lives if one.uid != life.uid and one.waits and one.knocked is not None)
+        return (
+            after is not None
+            and any(one.left is not None and now - one.left < HARM for one in mine)
+            and any(now - one.knocked > after - HARM for one in waiting)
+        )
 
     def harms_until(self, at: float) -> float:
         """A server that waits for a hostile client reacts to what happened in that time, or just before, when that one

@@ -381,6 +381,8 @@ class World:
         """What people read."""
         self.node: Node | None = None
         self.drained: float | None = None
+        self.resumed = float("-inf")
+        """When a drain was ended last."""
         """Since when a drain is on that was answered."""
         self.orders: list[Any] = []
         """orders.Order of everybody."""
