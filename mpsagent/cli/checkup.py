@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from mpsagent.linux.proc import namespace
 from mpsagent.mps.rendezvous import HELLO
 from mpsagent.system import directories
-from mpsagent.system.control_search import environment, mount_namespace
+from mpsagent.system.control_search import environment
 from mpsagent.system.prepare import entry_problem
 
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
@@ -271,7 +272,7 @@ def clock() -> Iterator[Finding]:
 def processes(public: str, ours: Iterable[int] = ()) -> Iterator[Finding]:
     """Programs that look for MPS elsewhere, and containers that use the GPU and have no socket. ``ours``: the control
     daemon and its servers. Without root only one's own are seen."""
-    here, skipped = mount_namespace("self"), {os.getpid(), *ours}
+    here, skipped = namespace("self", "mnt"), {os.getpid(), *ours}
     elsewhere: list[str] = []
     without: list[str] = []
     for pid in psutil.pids():
@@ -284,7 +285,7 @@ def processes(public: str, ours: Iterable[int] = ()) -> Iterator[Finding]:
             continue
         who = f"process {pid} of uid {_uid(pid)}"
         none = _stat(f"/proc/{pid}/root/{(wanted or public).lstrip('/')}/control") is None
-        if none and mount_namespace(str(pid)) != here and (wanted is not None or _uses_gpu(pid, given)):
+        if none and namespace(pid, "mnt") != here and (wanted is not None or _uses_gpu(pid, given)):
             without.append(who)
         elif wanted is not None:
             elsewhere.append(f"{who} ({wanted[:80]})")

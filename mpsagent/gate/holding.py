@@ -81,7 +81,7 @@ class Holding:
             connection.start,
             connection.since,
             proc.cgroup(peer.pid),
-            proc.pid_namespace(peer.pid),
+            proc.namespace(peer.pid, "pid"),
             proc.command(peer.pid),
             held.instance,
             held.asked,

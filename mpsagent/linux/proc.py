@@ -87,10 +87,13 @@ def cgroup_of(text: str) -> str | None:
     return found[:LONGEST_CGROUP] if rows else None
 
 
-def pid_namespace(pid: int) -> int | None:
-    """Return the inode of the process's pid namespace; None if it cannot be read."""
+def namespace(pid: int | str, kind: str) -> int | None:
+    """Return the inode of the process's namespace of this kind (``pid``, ``mnt``); None if it cannot be read.
+
+    ``pid`` may be "self".
+    """
     with suppress(OSError):
-        return Path(f"/proc/{pid}/ns/pid").stat().st_ino
+        return Path(f"/proc/{pid}/ns/{kind}").stat().st_ino
     return None
 
 
@@ -116,7 +119,7 @@ def open_pidfd(pid: int, start: int) -> int | None:
         return None
     try:
         descriptor = os.pidfd_open(pid)
-    except OSError:
+    except (OSError, OverflowError):
         return None
     if start and start_time(pid) != start:
         os.close(descriptor)

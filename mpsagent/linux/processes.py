@@ -47,11 +47,8 @@ class Process:
     @classmethod
     def open(cls, pid: int, uid: int | None = None, started: int | None = None) -> Process | None:
         """Return the running process with this pid; None if there is none, or its user or start time is another one."""
-        if pid <= 0:
-            return None
-        try:
-            fd = os.pidfd_open(pid)
-        except (OSError, OverflowError):
+        fd = proc.open_pidfd(pid, 0)
+        if fd is None:
             return None
         # These facts are about this process if it still runs afterwards: until it ends, its pid is not reused.
         start, uids = proc.start_time(pid), proc.ids(pid, b"Uid:")

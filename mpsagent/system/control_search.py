@@ -18,8 +18,8 @@ from pathlib import Path
 
 import psutil
 
+from mpsagent.linux import proc
 from mpsagent.linux.atomic_file import opened
-from mpsagent.linux.proc import ids
 from mpsagent.linux.processes import Process, parent
 from mpsagent.linux.threads import in_thread
 from mpsagent.system.control import (
@@ -163,7 +163,7 @@ async def end_orphans(pipe_directory: str, program: str = PROGRAM) -> list[int]:
 
 
 def _foreign(public_directory: str, own: Collection[int], program: str) -> list[Foreign]:
-    near = {mount_namespace("self"), mount_namespace("1")} - {None}
+    near = {proc.namespace("self", "mnt"), proc.namespace(1, "mnt")} - {None}
     found = []
     for pid in psutil.pids():
         if pid in own or _owner(pid) not in (0, os.geteuid()):
@@ -172,7 +172,7 @@ def _foreign(public_directory: str, own: Collection[int], program: str) -> list[
             continue
         process = daemon.process
         if process.alive and (daemon.foreground or daemon.background):
-            directory, namespace = daemon.pipe_directory, mount_namespace(str(pid))
+            directory, namespace = daemon.pipe_directory, proc.namespace(pid, "mnt")
             public = process.uid == os.geteuid() and _same_directory(pid, directory or "", public_directory)
             elsewhere = bool(near) and namespace is not None and namespace not in near
             found.append(
@@ -215,7 +215,7 @@ def _end_orphans(pipe_directory: str, program: str) -> list[int]:
     for pid in psutil.pids():
         # MPS's servers run with root's group (recording 08, G1; drivers 470 and 535, too), which no user gets. Before
         # its memory is read, which a user could make hang.
-        if set(ids(pid, b"Gid:")) != {os.getegid()} or (server := _look(pid, SERVER)) is None:
+        if set(proc.ids(pid, b"Gid:")) != {os.getegid()} or (server := _look(pid, SERVER)) is None:
             continue
         ours = _same_directory(pid, server.pipe_directory or "", pipe_directory)
         if ours and not _is_daemon(parent(pid), program) and server.process.send(signal.SIGKILL) is None:
@@ -288,16 +288,9 @@ def _proc(pid: int, name: str) -> bytes:
         return file.read(256 << 10)
 
 
-def mount_namespace(pid: str) -> int | None:
-    """The mount namespace of a process; None where it may not be seen."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/ns/mnt").stat().st_ino
-    return None
-
-
 def _owner(pid: int) -> int | None:
     """The real uid. The owner of /proc/PID is root for a process whose memory is not to be dumped."""
-    return next(iter(ids(pid, b"Uid:")), None)
+    return next(iter(proc.ids(pid, b"Uid:")), None)
 
 
 def _same_directory(pid: int, theirs: str, ours: str) -> bool:
@@ -307,9 +300,9 @@ def _same_directory(pid: int, theirs: str, ours: str) -> bool:
         there = Path(f"/proc/{pid}/root/{theirs.lstrip('/')}").stat()
         return theirs.startswith("/") and os.path.samestat(there, Path(ours).stat())
     except PermissionError:
-        return os.path.realpath(theirs) == os.path.realpath(ours) and mount_namespace(str(pid)) in (
+        return os.path.realpath(theirs) == os.path.realpath(ours) and proc.namespace(pid, "mnt") in (
             None,
-            mount_namespace("self"),
+            proc.namespace("self", "mnt"),
         )
     except OSError:
         return False
