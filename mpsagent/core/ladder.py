@@ -34,8 +34,8 @@ TERMINATE = 5.0
 """Seconds in which MPS has to answer `terminate_client`. It answers after 8 ms, and never for a stopped client."""
 SETTLE = 10.0
 """Seconds from MPS's answer to ``terminate_client`` in which the client's work leaves the GPU. On busy H100s, where one
-launch of a graph took 1.3 s, the neighbours were lost in 2 of 3 ends with 1 s. With 10 s they were lost in 3 of 33 ends
-of PyTorch programs, for which no longer wait helps, and in 0 of 196 others (recording 17)."""
+launch of a graph took 1.3 s, the neighbours were lost in 2 of 3 ends with 1 s. With 10 s they were lost in 4 of 54 ends
+of PyTorch programs, for which no longer wait helps, and in 0 of 310 others (recording 17)."""
 ASK_AGAIN = 1.0
 """Seconds until a ``terminate_client`` that could not be delivered is tried again."""
 
