@@ -82,6 +82,7 @@ def test_a_known_process_of_an_instance_that_is_gone_is_told_so(tmp_path: Path, 
             placing._receive(known, None)
             placing._receive(link.Knock(number, 100 + number, USER, USER, start, 1.0, instance=name), None)
         placing._receive(link.Knock(7, 107, USER, USER, start, 1.0, instance=names[0]), None)
+        await until(lambda: any(isinstance(one, link.Refuse) for one in sent))  # after the line with the reason
         refused = [one for one in sent if isinstance(one, link.Refuse)]
         assert [one.connection for one in refused] == [0]
         assert "has worked at instance old, which the policy does not have any more" in refused[0].why
