@@ -35,6 +35,9 @@
 #     users     GPU 1      a daemon for each user; then all together; then turns that end in a pause
 #     world     none       the seeded world for WORLD_SECONDS (400) on all processors but 16
 #
+# With four, in 10 minutes: default and world, and then
+#     plain     GPU 0 to 2 Ctrl-C, SIGTERM and SIGKILL of a user's program next to others of the same user, behind the gate
+#
 # Root, PyTorch, mpsagent importable; for service and outside also .gpu (system_tree.sh, slurm_packages.sh). No setting of a GPU is
 # touched. Exit status of wait: how many lanes have not ended well.
 set -uo pipefail
@@ -175,8 +178,15 @@ users() {
         "--server shared --action pause --seed ${SEED:-355} --clients 250 --seconds 40 --drain 150"
 }
 
+plain() {
+    until [ -e "$all/default/status" ]; do sleep 1; done
+    beside_default
+    timeout -k 10 290 python3 campaigns/busy_ways.py --gpus 3 --ways plain-int,plain-term,plain-kill --crowd light --pool 6 \
+        --seconds 240 --out "$all/plain"
+}
+
 world() {
-    taskset -c "16-$((cores - 1))" python3 -m tests.world --jobs "$((cores - 16))" --seconds "${WORLD_SECONDS:-400}" \
+    taskset -c "0-$((cores - 17))" python3 -m tests.world --jobs "$((cores - 16))" --seconds "${WORLD_SECONDS:-400}" \
         --out "$all/world/stories"
 }
 
