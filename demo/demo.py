@@ -44,7 +44,6 @@ fault_recovery = "1s"
 sigkill_delay = "1s"
 [agent]
 on_stop = "quit"
-stop_timeout = "1s"
 """
 
 

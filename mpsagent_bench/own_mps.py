@@ -12,7 +12,6 @@ from pathlib import Path
 _POLICY = """\
 [agent]
 on_stop = "quit"
-stop_timeout = "5s"
 [turn]
 time_limit = "1h"
 {limits}

@@ -304,7 +304,7 @@ class Agent(Recorder):
         """Let go of everything. MPS and the gate run on, unless the policy says otherwise (``agent.on_stop``)."""
         lanes = list(self.lanes.values())
         if self.ready and self.policy.on_stop == "quit":
-            timeout = max(1, round(self.policy.stop_timeout))
+            timeout = max(1, round(self.policy.kill_grace))
             await asyncio.gather(*(lane.quit(timeout) for lane in lanes if lane.supervisor.running is not None))
         for one in use.owed(self.state, self.clock.now()):
             self._write(one)

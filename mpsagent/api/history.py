@@ -38,6 +38,8 @@ SLOW = 5.0
 """Seconds after which a write that has not come back is said to be a problem."""
 CLOSE_DEADLINE = 2.0
 FOREVER = 10.0**9
+LARGEST = 1 << 30
+"""Bytes of the file. The oldest records go first, then sessions."""
 LONGEST_RECORD = 16 << 10
 """Bytes of a record; longer fields are cut."""
 RETRY_FIRST, RETRY_LAST = 1.0, 30.0
@@ -46,14 +48,13 @@ QUESTIONS = 4
 
 
 class History:
-    """The last ``capacity`` records in memory; all of the last ``keep`` seconds, at most ``size`` bytes of them, under
+    """The last ``capacity`` records in memory; all of the last ``keep`` seconds, at most ``LARGEST`` bytes, under
     ``directory``, if there is one. :attr:`problem`: why the disk takes nothing; :attr:`notes`: what was found amiss."""
 
     def __init__(self, directory: str | None, capacity: int = 10_000) -> None:
         self.problem: str | None = None
         self.notes: list[str] = []
         self.keep = FOREVER
-        self.size = 1 << 40
         self.lost = 0
         """Records that never reached the disk because it took nothing for more than ``capacity`` records."""
         self._began = time.monotonic()
@@ -249,7 +250,7 @@ class History:
             believed = time.monotonic() >= self._began + BELIEVED
             now = min(batch[-1][0].at, time.time()) if believed else 0.0
             with suppress(sqlite3.OperationalError):  # later, then
-                self._database.trim(now, self.keep, self.size)
+                self._database.trim(now, self.keep, LARGEST)
 
     def _account(self) -> bool:
         """What the last step has brought. False when the disk takes nothing."""

@@ -239,7 +239,7 @@ class Received:
             self.history.sessions.place(None if page.single else page.first)
         self.page = page
         self._first.set()
-        self.history.keep, self.history.size = page.policy.history_keep, page.policy.history_size
+        self.history.keep = page.policy.history_keep
         self._known.update(page.names)
         self._meet(page)
         while len(self._known) > NAMES:

@@ -78,7 +78,7 @@ def _value(key: str, one: Json) -> str:
         return _by_device({device: limit_text(one) if isinstance(one, int) else one for device, one in value.items()})
     if isinstance(value, list):
         return safe(", ".join(map(str, value)) or "none")
-    if key == "max_size":
+    if key == "log_size":
         return limit_text(value)
     if isinstance(value, int | float) and key not in COUNTS:
         return duration_text(value)

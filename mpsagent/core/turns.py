@@ -187,7 +187,7 @@ def _contested(m: Moment) -> float | None:
     if m.turn.warned is None:
         m.report("turn.warning", warning)
         m.remember(signalled=None if kept else frozenset())
-        m.actions += [] if kept else [*_signals(m, warning), *_hook(m, warning)]
+        m.actions += [] if kept else [*_signals(m, warning)]
         m.to("warned", warned=now)
     elif left > 0:
         m.actions += [] if kept else _signals(m, warning)
@@ -333,18 +333,6 @@ def _signals(m: Moment, reason: str) -> Iterator[act.Action]:
         for pid, start in sorted(clients):
             why = f"{reason}; {number.name} to client {pid} of user {uid}"
             yield act.WarnClient(pid=pid, start=start, uid=uid, signal=int(number), reason=why, rule=rule)
-
-
-def _hook(m: Moment, reason: str) -> Iterator[act.Action]:
-    """It tells whom it likes."""
-    policy, pids = m.view.policy, [one.pid for one in m.clients if one.detached is None]
-    if policy.warning_hook is not None:
-        seconds = m.view.rules(m.turn.uid).switch_grace
-        told = {"uid": m.turn.uid, "pids": pids, "seconds": seconds, "reason": reason}
-        yield act.RunHook(
-            program=policy.warning_hook, subject=told, deadline=policy.hook_deadline, reason=reason,
-            rule="hooks.turn_warning",
-        )  # fmt: skip
 
 
 def note(memory: Memory, done: act.Done) -> Memory:

@@ -316,12 +316,12 @@ KEYS: tuple[Key, ...] = (
         _ALL, "which instance a user's clients go to, where there are several", "fixed",
     ),
     Key(
-        "agent", "on_stop", kinds.choice({"leave": "MPS goes on", "quit": "MPS is stopped as well"}), _ALL,
+        "agent", "on_stop",
+        kinds.choice({
+            "leave": "MPS goes on",
+            "quit": "MPS is stopped as well, with `quit -t` and `timeouts.sigkill_delay`",
+        }), _ALL,
         "what happens when the agent is stopped", "leave",
-    ),
-    Key(
-        "agent", "stop_timeout", kinds.duration(0, DAY), _ALL,
-        'with `on_stop = "quit"`: how long clients may take to end', 30.0,
     ),
     Key(
         "agent", "admin_group", kinds.text(parse.name, "name of a group"), _ALL,
@@ -334,24 +334,15 @@ KEYS: tuple[Key, ...] = (
     ),
     # --- what happened
     Key(
-        "history", "retention", kinds.duration(3600, LONG), _ALL, "how long what happened is kept",
+        "history", "retention", kinds.duration(3600, LONG), _ALL,
+        "how long what happened is kept, in a file of at most 1 GiB",
         400 * DAY, attribute="history_keep",
-    ),
-    Key(
-        "history", "max_size", kinds.SIZE, _ALL,
-        "how large its file may get; the oldest records go first, then sessions",
-        1 << 30, attribute="history_size",
     ),
     # --- programs of the administrator's
     Key(
         "hooks", "pre_terminate", kinds.path(1024), _ALL,
         "a program that is run before a client is ended by force, with JSON on its stdin", None, "none",
         attribute="before_end", rules="before_end_hook",
-    ),
-    Key(
-        "hooks", "turn_warning", kinds.path(1024), _ALL,
-        "a program that is run with the warning before a turn's end, with JSON on its stdin", None, "none",
-        attribute="warning_hook",
     ),
     Key(
         "hooks", "timeout", kinds.duration(0.1, 600), _ALL, "how long it may take", 5.0, attribute="hook_deadline",
@@ -391,16 +382,22 @@ OLD_KEYS: dict[str, dict[str, str]] = {
         "bypass": "on_outside_mps", "bypass_grace": "outside_mps_grace",
         "bypass_exempt": "outside_mps_exempt", "control_program": "control_daemon_path",
     },
-    "history": {"keep": "retention", "size": "max_size"},
-    "hooks": {"before_end": "pre_terminate", "warning": "turn_warning", "deadline": "timeout"},
+    "history": {"keep": "retention"},
+    "hooks": {"before_end": "pre_terminate", "deadline": "timeout"},
 }  # fmt: skip
 """Names from before version 1.0 by section. They are mistakes, and the hint has the new name."""
 _IN_ORDER = "remove it: users wait in the order of arrival, and a higher queue_priority goes first"
 _SERVER = "remove it: `server` is the time for a server's start, and for its exit, which has at most 15 s"
 _QUIT = "remove it: `control_daemon` is the time for `quit`, too"
 _FALLBACK = 'remove it: a turn that cannot pause ends after `time_limit`, and never with time_limit = "never"'
+_STOP = "remove it: clients have `timeouts.sigkill_delay` to exit"
+_SIZE = "remove it: the file takes at most 1 GiB, and `retention` says how long records are kept"
+_WARNING = "remove it: `turn.warning_signal` warns programs, and `mpsagent-cli events --follow` shows each warning"
 _TERMINATE = "remove it: a client that `terminate_client` has not ended after 5 s is sent SIGTERM"
 REMOVED_KEYS: dict[str, dict[str, str]] = {
+    "agent": {"stop_timeout": _STOP},
+    "history": {"size": _SIZE, "max_size": _SIZE},
+    "hooks": {"warning": _WARNING, "turn_warning": _WARNING},
     "turn": {"otherwise": _FALLBACK, "pause_fallback": _FALLBACK},
     "": {
         "kubernetes": "remove it: give mpsagent-kubernetes the options --shares, --share-memory, --processes-per-pod",

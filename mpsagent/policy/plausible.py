@@ -16,7 +16,7 @@ from mpsagent.policy.instances import names, of, told
 from mpsagent.policy.origins import Origin, Path, PolicyError, Setting, key_text, printable
 from mpsagent.policy.policy import Policy
 
-PROGRAMS = ("pre_terminate", "turn_warning", "control_daemon_path")
+PROGRAMS = ("pre_terminate", "control_daemon_path")
 SMALL = 256 << 20
 """Bytes. CUDA's own overhead took 120 to 220 MiB of a client's memory limit on an H200."""
 CONTEXT, OF_EACH, H200 = 28.0, 3.7, 132

@@ -216,7 +216,6 @@ class Policy:
     enforce: bool = True
     """False with ``mode = "report"`` at the top: nothing is enforced, whatever a section says."""
     on_stop: Literal["leave", "quit"] = default("agent", "on_stop")
-    stop_timeout: float = default("agent", "stop_timeout")
     admin_group: str = default("agent", "admin_group")
     cdi_file: str | None = default("agent", "cdi_file")
     placement: Literal["fixed", "least-loaded", "by-directory"] = default("agent", "placement")
@@ -247,11 +246,9 @@ class Policy:
     kill_grace: float = default("timeouts", "sigkill_delay")
 
     before_end: str | None = default("hooks", "pre_terminate")
-    warning_hook: str | None = default("hooks", "turn_warning")
     hook_deadline: float = default("hooks", "timeout")
 
     history_keep: float = default("history", "retention")
-    history_size: int = default("history", "max_size")
 
     users: frozenset[str] = frozenset()
     groups: tuple[str, ...] = ()

@@ -242,8 +242,7 @@ devices = ["GPU-1", "GPU-2"]
 users = ["a", "b"]
 outside_mps_exempt = []
 max_users = 9
-[history]
-max_size = "1G"
+log_size = "1G"
 """
     policy, errors = load([("p.toml", text)])
     assert policy is not None, errors

@@ -37,15 +37,15 @@ def test_warning_and_end_come_at_their_edges(shared: bool) -> None:
 
 
 @both
-def test_the_warning_reaches_the_programs_and_the_hook_once(shared: bool) -> None:
+def test_the_warning_reaches_the_programs_once(shared: bool) -> None:
     """It stood in events alone, where no program sees it."""
-    hook = 'warning_signal = "SIGUSR1"\n[hooks]\nturn_warning = "/usr/bin/true"\n'
-    stage = Stage(POLICY + hook, shared=shared).up()
+    signals = 'warning_signal = "SIGUSR1"\n'
+    stage = Stage(POLICY + signals, shared=shared).up()
     first, second = stage.client(ALICE), stage.client(ALICE)
     stage.run(3)
     stage.client(BOB)
     stage.run(9.9)
-    assert stage.actions(act.WarnClient, act.RunHook) == []
+    assert stage.actions(act.WarnClient) == []
     stage.run(4)
     told = stage.actions(act.WarnClient)
     assert [(one.pid, one.signal, one.rule) for one in told] == [
@@ -53,9 +53,6 @@ def test_the_warning_reaches_the_programs_and_the_hook_once(shared: bool) -> Non
     ]
     assert "its turn ends in 5" in told[0].reason
     assert f"while user {BOB} waits" in told[0].reason
-    (ran,) = [one for one in stage.actions(act.RunHook) if isinstance(one, act.RunHook)]
-    assert (ran.subject["uid"], ran.subject["pids"]) == (ALICE, [first.pid, second.pid])
-    assert ran.subject["seconds"] == pytest.approx(5, abs=0.1)
     assert stage.actions(act.TerminateClient) == []
 
 
@@ -102,8 +99,8 @@ def test_after_the_warning_a_user_whose_processes_have_ended_makes_way_at_once(s
 @both
 def test_a_process_that_came_after_the_warning_is_admitted_when_no_other_user_waits_any_more(shared: bool) -> None:
     """And all of them are warned anew when another turn's end comes."""
-    hook = 'warning_signal = "SIGUSR1"\n[hooks]\nturn_warning = "/usr/bin/true"\n'
-    stage = Stage(POLICY + hook, shared=shared).up()
+    signals = 'warning_signal = "SIGUSR1"\n'
+    stage = Stage(POLICY + signals, shared=shared).up()
     first = stage.client(ALICE, stubborn=True)
     stage.run(3)
     bob = stage.client(BOB)
@@ -118,18 +115,17 @@ def test_a_process_that_came_after_the_warning_is_admitted_when_no_other_user_wa
     stage.run(11)
     told = stage.actions(act.WarnClient)
     assert [one.pid for one in told[1:]] == [first.pid, late.pid]
-    assert len(stage.actions(act.RunHook)) == 2
 
 
 @pytest.mark.parametrize("how", ['on_expiry = "none"\n'])
 def test_who_keeps_the_gpu_is_sent_no_signal(how: str) -> None:
-    stage = Stage(POLICY + how + 'warning_signal = "SIGUSR1"\n[hooks]\nturn_warning = "/usr/bin/true"\n').up()
+    stage = Stage(POLICY + how + 'warning_signal = "SIGUSR1"\n').up()
     stage.client(ALICE)
     stage.run(1)
     stage.client(BOB)
     stage.run(60)
     assert len(stage.reports("turn.warning")) == 1
-    assert stage.actions(act.WarnClient, act.RunHook) == []
+    assert stage.actions(act.WarnClient) == []
 
 
 @both

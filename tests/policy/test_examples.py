@@ -64,7 +64,7 @@ def test_the_default_policy_changes_nothing() -> None:
 def test_the_default_policy_shows_the_true_defaults() -> None:
     """A comment that names another default than the code is worse than none. Examples are excepted by name."""
     shown, built_in = policy(uncommented()), Policy()
-    examples = {"compute_mode", "before_end", "warning_hook", "cdi_file", "settings", "named", "sources", "digest"}
+    examples = {"compute_mode", "before_end", "cdi_file", "settings", "named", "sources", "digest"}
     examples |= {"users", "groups", "by_uid", "denies"}  # made of the sections that there are
     for name in Policy.__dataclass_fields__:
         if name not in examples and not name.startswith("_"):

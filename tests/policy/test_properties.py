@@ -64,10 +64,8 @@ _GOOD = {
     "cdi_file": ['"/etc/cdi/mpsagent.json"'],
     "admin_group": ['"wheel"'],
     "pre_terminate": ['"/bin/true"'],
-    "turn_warning": ['"/bin/true"'],
     "warning_signal": ['"SIGUSR1"', '"none"'],
     "retention": ['"30d"'],
-    "max_size": ['"512M"', '"2G"'],
 }
 _BAD = ['":/ "', "-1", "[[1]]", "1979-05-27", "{ zz = 1 }", "nan", '""', "[3]"]
 

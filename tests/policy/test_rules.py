@@ -285,14 +285,14 @@ def test_agent_settings() -> None:
         '[hooks]\npre_terminate = "/bin//true"\ntimeout = "1s"\n'
         '[instance.gpu0]\ndevices = ["GPU-1"]\ncompute_mode = "exclusive-process"\npipe_directory = "/run/mps/"\n'
         'sharing = "turns"\nserver_scope = "all"\n'
-        '[agent]\non_stop = "quit"\nstop_timeout = "1m"\nadmin_group = "wheel"\n'
+        '[agent]\non_stop = "quit"\nadmin_group = "wheel"\n'
     )
     assert (made.hang_control, made.hang_server) == (3.0, 20.0)
     assert (made.kill_grace, made.rules(BOB).kill_grace, made.hang_fault) == (0.0, 0.0, 15.0)
     assert (made.before_end, made.rules(BOB).before_end_hook, made.hook_deadline) == ("/bin/true", "/bin/true", 1.0)
     assert (made.instance, made.devices, made.compute_mode) == ("gpu0", ("GPU-1",), "exclusive-process")
     assert made.pipe_directory == "/run/mps"
-    assert (made.on_stop, made.stop_timeout, made.admin_group) == ("quit", 60.0, "wheel")
+    assert (made.on_stop, made.admin_group) == ("quit", "wheel")
     assert made.server == "all"
     assert Policy().server == "user"
     assert policy("[instance.gpu7]\n").instance == "gpu7", "a name alone is enough"
