@@ -1,4 +1,4 @@
-"""mpsagent-tell@.service: a word on the terminal of who waits, written by a unit of that user."""
+"""mpsagent-tell@.service: a line on the terminal or in the job's output of a waiting user, by a unit of that user."""
 
 from __future__ import annotations
 
@@ -41,3 +41,35 @@ def test_who_waits_is_told_on_the_terminal_and_who_has_none_is_not(running: Mach
     reader.join(60)
     assert running.show(f"mpsagent-tell@{WAITER}.service", "User", "Result") == {"User": WAITER, "Result": "success"}
     until("no words are left", lambda: running.run("ls", "-A", "/run/mpsagent/tell").stdout == "")
+
+
+IN_A_JOB = """
+for top in /sys/fs/cgroup/freezer /sys/fs/cgroup/unified /sys/fs/cgroup; do [ ! -e $top/cgroup.procs ] || break; done
+mkdir -p $top/slurm/uid_$1/job_17
+echo $$ >$top/slurm/uid_$1/job_17/cgroup.procs
+uid=$1 out=$2
+shift 2
+exec setpriv --reuid=$uid --regid=$uid --clear-groups sh -c 'out=$1; shift; exec "$@" 2>>"$out"' sh "$out" "$@"
+"""
+"""A user's program in the cgroup of a job of Slurm, with a file as its standard error."""
+
+
+def test_a_job_has_its_line_in_the_users_file_whatever_the_unit_may_see(running: Machine) -> None:
+    """The unit sees no home and no temporary directory but its own, and the file of the process is open there."""
+    running.write("/etc/mpsagent/policy.d/terminal.toml", '[turn]\ntime_limit = "1h"\n')
+    running.run("mpsagent-cli", "reload")
+    holder = running.start(CLIENT, "sleep", "600", user=HOLDER)
+    until_it_computes(holder)
+    running.run("mkdir", "-p", "-m", "755", "/home/waiter")
+    running.run("chown", WAITER, "/home/waiter")
+    for out in ("/home/waiter/slurm-17.out", "/tmp/slurm-17.out"):
+        running.start("/bin/sh", "-ec", IN_A_JOB, "sh", WAITER, out, CLIENT, "sleep", "600")
+
+        def said(out: str = out) -> str:
+            return running.run("cat", out, check=False).stdout
+
+        until(f"{out} has the line", lambda: "waits for the GPU: it is the turn of" in said())
+    failed = running.systemctl("list-units", "--failed", "--plain", "--no-legend", "mpsagent-tell@*")
+    assert failed == ""
+    enough(running, HOLDER)
+    enough(running, WAITER)
