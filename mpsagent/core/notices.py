@@ -19,6 +19,8 @@ from mpsagent.mps.units import duration_text
 
 AFTER = 10.0
 """Seconds that a process waits until it is told why."""
+BOUND = "max_contexts"
+"""The key of the policy that the gate names where it refuses a context. The gate does not know its file and line."""
 FIRST = 4
 """Of one user: they mostly have one terminal, and another one is told when it is among the first."""
 
@@ -73,7 +75,8 @@ def _refusals(view: View, memory: Memory, now: float) -> tuple[int, Mapping[int,
     for one in refusals:
         if one.uid and one.uid not in refused and view.rules(one.uid).terminal:
             refused[one.uid] = now
-            lines.append(_line(view, (one.pid, one.start), one.uid, one.cgroup, f"was refused: {one.why}"))
+            place = f" ({view.rules(one.uid).place(BOUND)})" if BOUND in one.why else ""
+            lines.append(_line(view, (one.pid, one.start), one.uid, one.cgroup, f"was refused: {one.why}{place}"))
     return refusals[-1].number, refused, lines
 
 

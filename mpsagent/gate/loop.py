@@ -218,7 +218,8 @@ class Gate:
         for number in self._queue.crowding_out(connection.peer.uid):
             other = self._holding.get(number)
             if other is not None and not self._handing(other):
-                why = f"{self._queue.most} connections are held, and most of them are of user {other.peer.uid}"
+                whose = f"most of them are of user {other.peer.uid}: end some of their programs"
+                why = f"{self._queue.most} connections wait, and {whose}"
                 self._holding.refused(other, why)
                 self._holding.close(other)
                 break

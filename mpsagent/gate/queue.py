@@ -123,9 +123,9 @@ class Queue:
     def full_for(self, uid: int) -> str | None:
         """Why one more connection of this user cannot be held; None when it can."""
         if len(self._held) >= self.most:
-            return f"{self.most} connections are held already"
+            return f"{self.most} connections of all users wait already: start it again later"
         if self._held_of[uid] >= self.most_of_a_user:
-            return f"{self.most_of_a_user} connections of user {uid} are held already"
+            return f"{self.most_of_a_user} connections of user {uid} wait already: end some of their programs"
         return None
 
     def crowding_out(self, uid: int) -> Iterator[int]:

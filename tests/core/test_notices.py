@@ -156,7 +156,7 @@ def test_a_process_that_the_gate_refuses_learns_why() -> None:
     stage.run(1)
     assert stage.core is not None
     (held,) = stage.core.state.held.line(BOB)
-    full = "1024 connections of user 1003 are held already"
+    full = "1024 connections of user 1003 wait already: end some of their programs"
     refuses(
         stage,
         link.Refused(held.connection, bob.pid, BOB, "MPS has not confirmed its limits", bob.start),
@@ -180,3 +180,11 @@ def test_a_policy_may_keep_refusals_quiet() -> None:
     stage = Stage(POLICY.replace("[limits]", "[limits]\nnotify_terminal = false")).up()
     refuses(stage, link.Refused(77, 7001, CAROL, "no place", 70))
     assert told(stage) == []
+
+
+def test_a_refused_context_names_the_key_and_its_line() -> None:
+    """The program sees CUDA error 808 alone, and the gate does not know the policy's files."""
+    stage = Stage(TELLS.replace("[user.alice]", "[user.alice]\nmax_contexts = 2")).up()
+    why = "its user has as many contexts as max_contexts allows, 2 (CUDA error 808)"
+    refuses(stage, link.Refused(77, 7001, ALICE, why, 70))
+    assert told(stage) == [(7001, f"was refused: {why} (user.alice.max_contexts, policy.toml:7)")]

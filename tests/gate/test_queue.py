@@ -206,7 +206,7 @@ def test_bounds() -> None:
     assert "user 1101" in (made.full_for(A) or "")
     assert made.full_for(B) is None
     made.add(held(3, B))
-    assert made.full_for(B) == "3 connections are held already"
+    assert made.full_for(B) == "3 connections of all users wait already: start it again later"
     made.remove(1)
     assert made.full_for(A) is None
 
