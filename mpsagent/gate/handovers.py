@@ -282,6 +282,10 @@ class Instance:
         self._tell(link.Handing(connection.number, connection.peer.pid, connection.peer.uid, time.monotonic()))
         return self.current
 
+    def is_own(self, connection: Connection) -> bool:
+        """Return whether it is handed over with its own limits instead of its user's limits."""
+        return self._queue.is_own(connection.process)
+
     def passing(self, handing: Handing) -> bool:
         """The descriptor is about to go out; whether the client's process lives, and the server that it started on."""
         if self._lost_start(handing.connection.process):
@@ -478,6 +482,8 @@ class Instance:
             return
         connection, announcement = self._cut.popleft()
         limits = announcement.name.limits or Limits()
+        if announcement.name.own:
+            self._queue.keep_own(connection.process)
         handing = self._handing(connection, HandOver(Plan(limits, limits)))
         handing.unknown = announcement.name.limits is None
         handing.resume(announcement)
@@ -658,6 +664,7 @@ class Handing:
             machine.fail_safe,
             machine.limits,
             self._instance.name,
+            self._instance.is_own(connection),
         )
         self._daemon = Announcement(self._lane.loop, self._instance.store, sock, name)
         self._daemon.greeting(self._greeted, self._daemon_closed)

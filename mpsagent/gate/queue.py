@@ -231,8 +231,8 @@ class Queue:
         return process in self._own
 
     def keep_own(self, process: Process) -> None:
-        """Note that an earlier gate handed it over with its own limits, or that the agent says so. Its job, if that is
-        bounded, is in the table."""
+        """Note that an earlier gate hands or handed it over with its own limits, or that the agent says so. Its job, if
+        that is bounded, is in the table."""
         self._own[process] = ""
 
     # --- which instance ---

@@ -72,7 +72,7 @@ class KnownName:
 @dataclass(frozen=True, slots=True)
 class DaemonName:
     """The connection to the daemon of a hand-over: the number of the client's connection, which attempt it is, whose
-    client, and the limits that were set for it."""
+    client, and the limits that were set for it; ``own``: as in :class:`KnownName`."""
 
     number: int
     generation: int
@@ -81,10 +81,11 @@ class DaemonName:
     fail_safe: bool
     limits: Limits | None = None
     instance: str = ""
+    own: bool = False
 
     def __str__(self) -> str:
         numbers = (self.number, self.generation, self.uid, self.gid, int(self.fail_safe))
-        return _name("d", numbers, self.limits, self.instance)
+        return _name("e" if self.own else "d", numbers, self.limits, self.instance)
 
 
 def _name(letter: str, numbers: Iterable[int], limits: Limits | None, instance: str, most: Limits | None = None) -> str:
@@ -119,7 +120,7 @@ def _parsed(text: str) -> ConnectionName | KnownName | DaemonName | None:
     """Return what a name says. Some texts that nothing writes are accepted, such as a maximum without limits."""
     text, at, instance = text.partition("@")
     letter, words = text[:1], text[1:].split(".")
-    count = {"c": 2, "p": 2, "k": 4, "o": 4, "b": 4, "w": 4, "u": 4, "l": 4, "d": 5}.get(letter)
+    count = {"c": 2, "p": 2, "k": 4, "o": 4, "b": 4, "w": 4, "u": 4, "l": 4, "d": 5, "e": 5}.get(letter)
     if count is None or len(words) < count or (at and not instance_name(instance)):
         return None
     try:
@@ -129,9 +130,9 @@ def _parsed(text: str) -> ConnectionName | KnownName | DaemonName | None:
         most = _limits_of(words[end + 1 :]) if end < len(words) else None
     except (ValueError, IndexError):
         return None
-    if letter == "d":
+    if count == 5:
         number, generation, uid, gid, fail_safe = numbers
-        return DaemonName(number, generation, uid, gid, fail_safe == 1, limits, instance)
+        return DaemonName(number, generation, uid, gid, fail_safe == 1, limits, instance, letter == "e")
     if count == 4:
         uid, gid, start, since = numbers
         if since >= 1 << 50:  # milliseconds, of which a float keeps no more

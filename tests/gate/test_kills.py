@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from mpsagent.wire.link import Failed, Known, Passed, Synced, User
+from mpsagent.wire.link import Failed, Knock, Known, Named, Passed, Synced, User
 from tests.gate.rig import A, B, Rig, admissions, limits
 from tests.waiting import until
 
@@ -32,6 +32,24 @@ def test_a_hand_over_that_was_cut_while_a_server_started_goes_on(rig: Rig) -> No
     assert [one["pid"] for one in daemon.saw("met", uid=A)] == [client.pid]
     assert len(daemon.saw("gave", uid=A)) == 1
     assert not daemon.saw("hung up")
+
+
+def test_own_limits_stay_after_a_hand_over_that_was_cut(rig: Rig) -> None:
+    """The next context had the limits of its user (world, habits, seed 668262307)."""
+    user = User(A, "all", limits(60, 20), named=True)
+    daemon, agent = rig.start(admissions(user), f"start={rig.directory}/started")
+    client = rig.waiting_client(A)
+    named = Named(client.pid, agent.wait(Knock).start, limits(30, 4))
+    agent.say(admissions(user, processes={named.key: named}, number=1))
+    until(lambda: daemon.saw("starting"))
+    rig.kill_gate()
+    agent = rig.agent()
+    agent.wait(Synced)
+    (rig.directory / "started").touch()
+    assert client.served()["threads"] == "30.0"
+    agent.say(admissions(user, number=2))
+    client.more()
+    assert client.served(2)["threads"] == "30.0"
 
 
 def test_a_hand_over_that_was_cut_after_the_descriptor_counts_as_passed(rig: Rig) -> None:
