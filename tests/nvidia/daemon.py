@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from mpsagent.linux import peers
 from mpsagent.mps import rendezvous as rv
 from mpsagent.mps.events import Line
 from mpsagent.mps.loglines import LogParser
@@ -175,7 +176,7 @@ class Session:
         self.socket.connect(str(path))
         self._kind = kind
         self._number = 0
-        self._credentials = rv.Credentials(pid or os.getpid(), uid, uid)
+        self._credentials = peers.Credentials(pid or os.getpid(), uid, uid)
         self.greeting = self.receive()
         self.send_as(rv.CREDENTIALS)
         if kind is not None:
@@ -268,8 +269,7 @@ def result(process: subprocess.Popen[str]) -> int:
 
 
 def _peer(connection: socket.socket) -> int:
-    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, rv.CREDENTIALS_SIZE)
-    return rv.Credentials.unpack(data).pid
+    return peers.peer(connection).pid
 
 
 def _no_core() -> None:
