@@ -18,6 +18,14 @@ from tests.policies import in_turns
 
 SIMULATED = "/opt/simulated-mps"
 CLIENT = f"{SIMULATED}/cuda-client"
+OWN_LIBRARY = """
+cd {place}
+root=$(sed -n "s/^sys.path.insert(0, '\\(.*\\)')$/\\1/p" cuda-client)
+mkdir lib
+for one in mpsagent mpsagent_sim; do [ ! -d "$root/$one" ] || cp -r "$root/$one" lib/; done
+sed -i "s|'$root'|'{place}/lib'|" cuda-client nvidia-cuda-mps-control
+"""
+"""The simulator is part of the package; a driver is there before the package and after it, and during an upgrade."""
 ALICE, BOB = "2001", "2002"
 SHARES = {ALICE: 60, BOB: 20}
 MULTIPROCESSORS = 132
@@ -82,6 +90,7 @@ def install(node: Machine, package: Path) -> None:
     shutil.copyfile(package, node.path(copy))
     node.run(*installer(package.suffix), copy)
     node.run("mpsagent-sim", "install", SIMULATED)
+    node.run("sh", "-ec", OWN_LIBRARY.format(place=SIMULATED))
     node.run("ln", "-s", f"{SIMULATED}/nvidia-cuda-mps-control", "/usr/bin/nvidia-cuda-mps-control")
 
 

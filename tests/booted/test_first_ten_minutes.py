@@ -16,16 +16,6 @@ USERS = {"2001": "alice", "2002": "bob", "2003": "carol", "2004": "dave"}
 POLICY = '[limits]\nmemory_limit = "20G"\nmax_clients = 8\n[user.bob]\nmemory_limit = "8G"\n'
 
 
-OWN_LIBRARY = """
-cd {place}
-root=$(sed -n "s/^sys.path.insert(0, '\\(.*\\)')$/\\1/p" cuda-client)
-mkdir lib
-cp -r "$root/mpsagent_sim" lib/
-sed -i "s|'$root'|'{place}/lib'|" cuda-client nvidia-cuda-mps-control
-"""
-"""The simulator is part of the package; a driver is there before the package and after it."""
-
-
 class Programs:
     """What the four users have started: everything runs on until the test ends it."""
 
@@ -107,7 +97,6 @@ def strict(node: Machine) -> None:
 def test_nobody_notices_the_first_ten_minutes(node: Machine, package: Path) -> None:
     """Install, look, report, write a policy, enforce it, uninstall: with programs of four users from before the
     installation, and new ones at each step. Installing turned the GPU into one of a single user."""
-    node.run("sh", "-ec", OWN_LIBRARY.format(place=SIMULATED))
     node.run("dpkg", "--purge", "mpsagent")
     for uid, name in USERS.items():
         node.run("useradd", "--uid", uid, "--no-create-home", name)
