@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import UserDict
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,18 @@ def beside(group: str = "") -> dict[str, str]:
     Such a package is named ``mpsagent_…`` and is in the same directory as mpsagent. Its ``VERBS`` has the module of
     each verb. The name of a verb includes its group: ``policy advise``.
     """
-    verbs = dict[str, str]()
-    for package in sorted(Path(__file__).parents[2].glob("mpsagent_*/__init__.py")):
-        verbs |= getattr(import_module(package.parent.name), "VERBS", {})
+    verbs = _verbs()
     words = {name: name.rpartition(" ") for name in verbs}
     return {verb: verbs[name] for name, (of, _, verb) in words.items() if of == group}
+
+
+@cache
+def _verbs() -> dict[str, str]:
+    verbs = dict[str, str]()
+    for package in sorted(Path(__file__).parents[2].glob("mpsagent_*/__init__.py")):
+        name = package.parent.name
+        try:
+            verbs |= getattr(import_module(name), "VERBS", {})
+        except Exception as error:  # whatever is wrong with it, mpsagent's own verbs work
+            print(f"mpsagent-cli: {name} adds no verbs, because it cannot be imported: {error}", file=sys.stderr)
+    return verbs

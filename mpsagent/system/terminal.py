@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from mpsagent.linux import atomic_file
-from mpsagent.linux.proc import ids, start_time
+from mpsagent.linux.proc import real_gid, start_time
 from mpsagent.linux.threads import in_thread
 from mpsagent.system.control_unit import RUN_DIRECTORY, SystemBus
 from mpsagent.system.spawn import run_program
@@ -129,10 +129,9 @@ def main() -> int:
     """``mpsagent-tell UID``, with the words on stdin."""
     uid, said = int(sys.argv[1]), json.loads(os.read(0, 4096))
     if os.geteuid() == 0 and uid > 0:
-        groups = ids(int(said["pid"]), b"Gid:")  # /proc asks for the same
-        if not groups:
-            return 1  # the process has exited
-        gid = groups[0]
+        gid = real_gid(int(said["pid"]), uid)  # /proc asks for the same
+        if gid is None:
+            return 1  # the process has exited, or is another user's
         os.setgroups([])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)

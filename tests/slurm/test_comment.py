@@ -88,6 +88,12 @@ def test_a_comment_of_others_stays(node: Node) -> None:
     assert node.check() == [], "it is not asked again and again"
 
 
+def test_a_jobs_name_does_not_forge_the_comment_of_others(node: Node) -> None:
+    node.waits = "3 slurm-17 it is the turn of bob\n"
+    node.there = "   AdminComment=mpsagent: forged\n   AdminComment=checked by ops\n"
+    assert node.check() == ["show|job|17|"]
+
+
 def test_a_site_may_take_another_field_or_none(node: Node) -> None:
     node.waits, node.there = "3 slurm-17 it is the turn of bob\n", "   AdminComment=checked by ops\n"
     assert "|Comment=mpsagent: waits" in node.check("comment=Comment")[1]

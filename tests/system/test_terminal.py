@@ -124,6 +124,17 @@ def test_a_process_that_has_exited_gets_no_line_and_no_traceback() -> None:
     assert tell(A, process.pid, 1, "was refused") == terminal.NOWHERE
 
 
+@root
+def test_the_helper_takes_no_group_of_a_process_that_is_another_users() -> None:
+    """The number of the process may be another's by now: the helper would have had root's group."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    script = "from mpsagent.system import terminal; terminal.write = print; raise SystemExit(terminal.main())"
+    said = json.dumps({"pid": 1, "start": 1, "text": "x", "files": False})
+    command = [sys.executable, "-c", script, str(A)]
+    done = subprocess.run(command, input=said, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+
+
 class Systemd:
     """Says what a unit would have found on its stdin."""
 
