@@ -170,7 +170,7 @@ def _advice(found: Json, sharing: str) -> Iterator[tuple[str, str, str]]:
             )
         if found["waited_seconds"] >= much:
             yield (
-                "look at who waits and why, then at total_threads, total_memory and max_clients",
+                "look at who waits and why, then at total_active_threads, total_memory_limit and max_clients",
                 f"users waited {waited} although all may be at work at once, the longest {longest}: for totals, "
                 "max_clients, 48 contexts, a fault or a drain",
                 "more at once on one GPU",

@@ -75,7 +75,7 @@ class Lane:
         self._spawn_aside = spawn
         self._tasks: set[asyncio.Task[Any]] = set()
         self._clients = clients
-        self._front_end = FrontEnd(policy.control_program, mps_environment(policy, self.where))
+        self._front_end = FrontEnd(policy.control_daemon_path, mps_environment(policy, self.where))
         self.supervisor = make_supervisor(policy, self.where, self._control_gone)
         self.executor = Executor(
             self.where, self._front_end, self.supervisor, link, clients, clock, self._say, self.state, freezer,
@@ -136,7 +136,7 @@ class Lane:
         return []
 
     async def end_orphans(self) -> None:
-        for pid in await control_search.end_orphans(self.where.hidden, self._core.state.policy.control_program):
+        for pid in await control_search.end_orphans(self.where.hidden, self._core.state.policy.control_daemon_path):
             log.warning("server", text=f"server {pid} has outlived its control daemon: killed")
 
     async def read_logs(self) -> tuple[list[Line], Caughts]:

@@ -83,9 +83,9 @@ def _supervisor(settings: Settings) -> MakeSupervisor:
 
             return ControlUnit(
                 Path(where.home).name, where.hidden, on_gone,
-                program=policy.control_program, run_directory=settings.run_directory,
+                program=policy.control_daemon_path, run_directory=settings.run_directory,
             )  # fmt: skip
-        return ControlChild(where.hidden, on_gone, program=policy.control_program)
+        return ControlChild(where.hidden, on_gone, program=policy.control_daemon_path)
 
     return make
 

@@ -372,7 +372,7 @@ class Node(Recorder):
         """Daemons of others are named and left alone."""
         try:
             own = [one.daemon for agent in self.agents for one in agent.inside if one.daemon is not None]
-            found = await foreign(self.where.public, own, self.agents[0].policy.control_program)
+            found = await foreign(self.where.public, own, self.agents[0].policy.control_daemon_path)
         except (OSError, TimeoutError):
             return
         finally:

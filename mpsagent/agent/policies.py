@@ -19,7 +19,7 @@ from mpsagent.system.unit_places import Places, places
 from mpsagent.system.unsupported import unsupported
 
 LAST = "last-policy.json"
-FIXED = ("pipe_directory", "log_directory", "control_program", "devices", "instance")
+FIXED = ("pipe_directory", "log_directory", "control_daemon_path", "devices", "instance")
 """Settings of the instance that its running daemon was started with."""
 FILES = 10.0
 """Seconds for the policy's files."""
@@ -98,7 +98,7 @@ async def closed(settings: Settings) -> Policy:
     access = Setting("deny", Origin("limits.access", settings.policy, 0))
     return Policy(
         {("limits", "access"): access}, instance=where.instance, pipe_directory=where.public, log_directory=where.log,
-        control_program=where.control,
+        control_daemon_path=where.control,
     )  # fmt: skip
 
 

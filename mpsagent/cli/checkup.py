@@ -50,7 +50,7 @@ class Finding(NamedTuple):
 
 
 def programs(control: str) -> Iterator[Finding]:
-    """What has to be installed. ``control``: the policy's ``control_program``."""
+    """What has to be installed. ``control``: the policy's ``control_daemon_path``."""
     topic = "programs"
     found = shutil.which(control)
     if found is None:

@@ -4,8 +4,8 @@
 03, Q5). MPS answers before the GPU has finished the graph or the kernels that it is working on. If the process exits
 before that, by a signal or by itself, all its neighbours are lost (recording 16). So the agent holds the files of the
 GPU that the client has open, from before the request until ``SETTLE`` seconds after the answer. Then SIGTERM,
-``kill_grace``, SIGKILL. Where it cannot hold them, SIGTERM waits for ``SETTLE``, which helps programs that do not exit
-by themselves. Nothing is held when all clients of the server are being ended.
+``sigkill_delay``, SIGKILL. Where it cannot hold them, SIGTERM waits for ``SETTLE``, which helps programs that do not
+exit by themselves. Nothing is held when all clients of the server are being ended.
 
 For a client with a sticky error, and when its server has gone, there is nothing left to protect and
 ``terminate_client`` would block the daemon (recording 03, Q4): the ladder starts at SIGTERM.

@@ -303,7 +303,7 @@ KEYS: tuple[Key, ...] = (
     ),
     Key(
         "instance", "control_daemon_path", kinds.text(parse.program, "absolute path, or a name on PATH"), _OF,
-        "NVIDIA's control daemon", "nvidia-cuda-mps-control", attribute="control_program",
+        "NVIDIA's control daemon", "nvidia-cuda-mps-control",
     ),
     # --- the agent itself
     Key(

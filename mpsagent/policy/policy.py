@@ -235,7 +235,7 @@ class Policy:
     bypass: Literal["report", "terminate"] = default("instance", "on_outside_mps")
     bypass_grace: float = default("instance", "outside_mps_grace")
     bypass_exempt: tuple[str, ...] = default("instance", "outside_mps_exempt")
-    control_program: str = default("instance", "control_daemon_path")
+    control_daemon_path: str = default("instance", "control_daemon_path")
     exclusive: str = ""
     """The section of an instance that serves one GPU in EXCLUSIVE_PROCESS mode, where users take turns because of that;
     else empty."""

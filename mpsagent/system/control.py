@@ -125,12 +125,12 @@ def installed(program: str, environment: Mapping[str, str]) -> str | Problem:
     if path is not None:
         return path
     if "/" in program:
-        text = f"{program} is not there or not executable (control_program in [instance.NAME]); correct the policy"
+        text = f"{program} is not there or not executable (control_daemon_path in [instance.NAME]); correct the policy"
     else:
         looked = environment.get("PATH") or "no PATH"
         text = (
             f"{program} is not installed (looked in {looked}); install MPS (Debian: apt install nvidia-cuda-mps; "
-            f"elsewhere it comes with the driver), or set control_program in [instance.NAME]"
+            f"elsewhere it comes with the driver), or set control_daemon_path in [instance.NAME]"
         )
     return Problem(ProblemKind.MISSING, text)
 

@@ -29,7 +29,7 @@ async def unsupported(policy: Policy) -> tuple[PolicyError, ...]:
 async def _in_one(policy: Policy) -> tuple[PolicyError, ...]:
     if policy.sharing != "one-server":
         return ()
-    path = find_program(policy.control_program, os.environ)
+    path = find_program(policy.control_daemon_path, os.environ)
     if path is None or refused(path):
         return ()
     environment = {name: value for name, value in os.environ.items() if name in TAKEN}

@@ -93,7 +93,7 @@ def test_no_start_without_the_agents_preparation(node: Machine) -> None:
 
 
 def test_options_and_program_come_from_the_agent(node: Machine) -> None:
-    """One server for all users, and a `control_program` of the policy's."""
+    """One server for all users, and a `control_daemon_path` of the policy's."""
     prepare(node)
     node.run("ln", "-s", f"{SIMULATED}/nvidia-cuda-mps-control", "/opt/nvidia-cuda-mps-control")
     environment = node.path("/run/mpsagent/instance-gpu0.env")

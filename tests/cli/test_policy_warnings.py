@@ -49,7 +49,7 @@ def test_a_part_of_the_policy_that_is_not_read_because_of_its_name(tmp_path: Pat
 
 
 def test_a_program_that_is_not_on_path() -> None:
-    """`control_program` may be a name; one with a mistake in it was called good."""
+    """`control_daemon_path` may be a name; one with a mistake in it was called good."""
     found = known([], [], ["sh", "nvidia-cuda-mps-contrl"]).programs
     assert list(found) == ["nvidia-cuda-mps-contrl"]
     assert found["nvidia-cuda-mps-contrl"].startswith("nvidia-cuda-mps-contrl is not on PATH (/")
