@@ -15,9 +15,10 @@ CPU_STEP = 0.02
 
 
 class Clients:
-    """``on_end(pid, start)`` is called once for each client whose process ends, or is a client's no more."""
+    """``on_end(pid, start, lives)`` is called once for each client whose process ends, or ``lives`` and is no longer a
+    client."""
 
-    def __init__(self, on_end: Callable[[int, int], None]) -> None:
+    def __init__(self, on_end: Callable[[int, int, bool], None]) -> None:
         self._on_end = on_end
         self._waiting: dict[int, tuple[Knock, Process | None]] = {}
         self._clients: dict[int, Process] = {}
@@ -119,8 +120,8 @@ class Clients:
         for pid in list(self._clients):
             self.forget(pid)
 
-    def lose(self, process: Process) -> None:
-        """Forget a process that has ended, or that lives and is no longer a client."""
+    def lose(self, process: Process, *, lives: bool = False) -> None:
+        """Forget a process that has ended, or that ``lives`` and is no longer a client."""
         if self._clients.get(process.pid) is process:
             self.forget(process.pid)
-            self._on_end(process.pid, process.started)
+            self._on_end(process.pid, process.started, lives)

@@ -282,7 +282,7 @@ class Executor:
         if problem is not None and held.is_anothers():
             # its CUDA context went with the program that it was: it must not keep its place for as long as it likes
             self._gate.send(link.Release(action.pid, action.start))
-            self._clients.lose(held)
+            self._clients.lose(held, lives=True)
         return problem is None, problem or ""
 
     async def _freeze(self, action: act.Freeze | act.Thaw) -> tuple[bool, str]:

@@ -123,7 +123,7 @@ class GateSide:
                 clients.left(message.connection)
             case link.Passed():
                 if not clients.passed(message.connection, message.pid, message.start):
-                    ended.append(inp.ProcessEnded(now, message.pid))  # before its pidfd could be held
+                    ended.append(inp.ProcessEnded(now, message.pid, message.start))  # before its pidfd could be held
             case link.Failed():
                 if message.lost:
                     clients.left(message.connection)
@@ -197,10 +197,10 @@ class GateSide:
         self._take([*told, saved.ending(first, now)])
         self.keep()
 
-    def process_ended(self, pid: int, start: int) -> None:
-        """Take in the end of a client. While the gate tells all that it holds, its messages about the client are taken
-        in later, and so is the client's end."""
-        event = inp.ProcessEnded(self._clock.now(), pid, start)
+    def process_ended(self, pid: int, start: int, lives: bool) -> None:
+        """Take in the end of a client. ``lives``: its process lives and is no longer a client. While the gate tells all
+        that it holds, its messages about the client are taken in later, and so is the client's end."""
+        event = inp.ProcessEnded(self._clock.now(), pid, start, lives)
         self._take([event])
         if self._told is not None:
             self._told.append(event)

@@ -331,9 +331,9 @@ class Agent(Recorder):
 
     # --- what comes in ------------------------------------------------------------------------------------------------
 
-    def _client_ended(self, pid: int, start: int) -> None:
+    def _client_ended(self, pid: int, start: int, lives: bool) -> None:
         self.freezer.forget(pid, start)
-        self.gate.process_ended(pid, start)
+        self.gate.process_ended(pid, start, lives)
 
     def _forget_drain(self) -> None:
         """Forget a drain for a restart: it ends with the control daemon."""

@@ -98,11 +98,13 @@ class ClientRemembered(NamedTuple):
 
 
 class ProcessEnded(NamedTuple):
-    """A pidfd says that this process has ended. ``start`` None: whichever has that pid."""
+    """A pidfd says that this process has ended. ``start`` None: whichever has that pid. ``lives``: the process is
+    no longer a client, and may become one again."""
 
     at: float
     pid: int
     start: int | None = None
+    lives: bool = False
 
 
 class ControlRuns(NamedTuple):

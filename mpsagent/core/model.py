@@ -358,6 +358,8 @@ class State:
     worked: Worked | None = None
     """The last look at what the GPUs have done."""
     parted: tuple[Parted, ...] = ()
+    gone: Mapping[tuple[int, int], None] = field(default_factory=dict)
+    """Processes (pid and start time) whose end as clients is on record (bounded): the gate may report them later."""
     unknown_lines: int = 0
     foreign_lines: int = 0
     """Log lines about clients that never passed the gate: no decision rests on them."""

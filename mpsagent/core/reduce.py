@@ -62,6 +62,7 @@ MOST_HELD = 10_000
 """The gate's own bound is lower; more is a mistake of the gate's."""
 MOST_TURNED_AWAY = 1024
 MOST_REFUSALS = 16
+MOST_GONE = 256
 NEVER = {
     "debugged": "it is being debugged, and would run without MPS and without limits",
     "unknown": "it says that it is of a kind that mpsagent does not know",
@@ -143,9 +144,16 @@ def _is_client(state: State, peer: inp.Peer) -> bool:
     return known is not None and known.peer.start == peer.start
 
 
+def _has_ended(state: State, peer: inp.Peer) -> bool:
+    """Return whether the end of a client is on record. The gate may report the client later: it has found it in its
+    store, or was handing over a further context."""
+    return (peer.pid, peer.start) in state.gone
+
+
 def _knocked(state: State, event: inp.GateSaid[link.Knock], out: Out) -> State:
     said, peer = event.what, event.peer
-    held = Held(said.connection, peer, said.since, of_client=_is_client(state, peer), never=said.never)
+    of_client = _is_client(state, peer) or _has_ended(state, peer)
+    held = Held(said.connection, peer, said.since, of_client=of_client, never=said.never)
     if len(state.held) + len(state.never) >= MOST_HELD:
         return state
     if held.process in state.before:
@@ -164,6 +172,8 @@ def _known(state: State, event: inp.GateSaid[link.Known], out: Out) -> State:
     if _is_client(state, peer):
         client = known_again(state.clients[peer.pid], event)
         return replace(state, clients={**state.clients, peer.pid: client})
+    if _has_ended(state, peer):
+        return state
     state = _another(state, peer, event.at, out)
     before = state.before.get((peer.pid, peer.start))
     number, job = state.job(peer)
@@ -302,6 +312,8 @@ def _passed(state: State, event: inp.GateSaid[link.Passed], out: Out) -> State:
             counted=client.counted if client.counts else event.at,
         )  # fmt: skip
         return replace(state, clients={**state.clients, peer.pid: client})
+    if _has_ended(state, peer):
+        return state
     number, job = state.job(peer)
     client = Client(
         peer, event.at, max(0.0, event.at - since), said.limits, memory, said.fail_safe, at_gate=1, lease=number,
@@ -423,6 +435,7 @@ def _ended(state: State, event: inp.ProcessEnded, out: Out) -> State:
         lifts=without(state.lifts, event.pid) if event.pid in state.lifts else state.lifts,
         over=without(state.over, event.pid) if event.pid in state.over else state.over,
         parted=use.parted(state, client, event.at),
+        gone=state.gone if event.lives else bounded({**state.gone, (client.pid, client.peer.start): None}, MOST_GONE),
     )
 
 
@@ -576,7 +589,7 @@ def _told(state: State, at: float, message: link.FromAgent, out: Out) -> State:
         case link.Release(pid, start):
             client = state.clients.get(pid)
             if client is not None and client.detached is not None:
-                return _ended(state, inp.ProcessEnded(at, pid, start), out)
+                return _ended(state, inp.ProcessEnded(at, pid, start, lives=True), out)
     return state
 
 

@@ -109,7 +109,7 @@ class Side:
             inp.ControlRuns(now, SERVER - 1, mps.started, "/s", True), *mps.lines,
             *saved.leases(earlier, now),
         ])  # fmt: skip
-        self.clients = Clients(lambda pid, start: self.gate.process_ended(pid, start))
+        self.clients = Clients(lambda pid, start, lives: self.gate.process_ended(pid, start, lives))
         people = People(Names(), lambda: None)
         self.gate = GateSide(self.core, self.clock, self.clients, people, self.store, None, self.take)
         self.gate.take_up(earlier)

@@ -193,6 +193,22 @@ def test_a_pid_that_another_process_has_now_is_another_client() -> None:
     assert 200 not in apply(state, inp.ProcessEnded(4, 200, 78)).clients
 
 
+def test_a_client_that_has_ended_is_counted_once_whatever_the_gate_tells_of_it_later() -> None:
+    """It was handing over a further context, or had found it in its store (world, habits, seeds 668273652 and
+    668261101)."""
+    bare = inp.Peer(200, 1001, 0, 77)
+    further = said.passed(5, 2, bare, Limits(), False, 0.1)
+    ended, happened = reduce(knocked(passed(daemon(*READY)), 2), inp.ProcessEnded(4, 200, 77))
+    assert [type(one) for one in happened] == [tr.ClientEnded]
+    late = [further, said.known(6, PEER, 1.5, Limits()), said.knocked(7, 3, PEER, 7.0), inp.ProcessEnded(8, 200, 77)]
+    for event in [*late, inp.GateSaid(9, link.Left(3))]:
+        ended, happened = reduce(ended, event)
+        assert (happened, dict(ended.clients)) == ([], {})
+    assert len(ended.held) == 0
+    lives = apply(knocked(passed(daemon(*READY)), 2), inp.ProcessEnded(4, 200, 77, lives=True))
+    assert list(apply(lives, further).clients) == [200], "one that is no client any more may become one again"
+
+
 def test_what_a_log_said_before_the_gate_did_counts() -> None:
     state = apply_all(
         knocked(daemon(*READY)), [ev.ContextConnected(1.2, 100, 200, 0), ev.ClientDisconnected(1.4, 100, 200)]
