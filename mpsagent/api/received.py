@@ -21,9 +21,9 @@ import mpsagent
 from mpsagent.api import without_agent
 from mpsagent.api.history import History
 from mpsagent.api.metrics import Metrics
-from mpsagent.core.model import Client, Use
+from mpsagent.core.model import Client, State, Use
 from mpsagent.core.sentences import sentence
-from mpsagent.core.sessions import Key
+from mpsagent.core.sessions import Key, Session
 from mpsagent.core.transitions import Transition, transition_fields
 from mpsagent.policy import apart
 from mpsagent.policy.identity import Identity
@@ -295,27 +295,35 @@ class Received:
     def _find(self, frame: Frame) -> None:
         """What the agent's start has found in the logs: what of it is not on record yet."""
         old = self.history.since(0, NAMES) if frame.found else []
+        found: list[tuple[str, Transition]] = []
         for name in dict.fromkeys(name for name, _ in frame.found if old):
             since = float(str(old[-1]["at"])) - without_agent.OVERLAP
             happened = [one for where, one in frame.found if where == name and one.at > since]
-            self._tell(name, without_agent.not_yet_written(happened, old))
+            found += [(name, one) for one in without_agent.not_yet_written(happened, old)]
+        self._tell(found)
 
     def _catch_up(self, page: Page) -> None:
-        """What happened at the gate while no agent was there, once the gate has told the agent everything."""
+        """What happened at the gate while no agent was there, once the gate has told the agent everything. A user's
+        lane that has been closed since then has no clients."""
         self._caught_up, sessions = True, self.history.sessions
-        for one in page.instances if self._before else ():  # else there was no agent before
-            known = [
-                replace(mine, came=mine.came + page.moved, passed=mine.passed and mine.passed + page.moved)
-                if self._before_this.get(mine.number) == (mine.came, mine.passed) else mine
-                for mine in sessions.open.values()
-                if mine.kind == "client" and (page.single or (mine.instance or page.first) == one.name)
-            ]  # fmt: skip
-            self._tell(one.name, without_agent.missed(known, one.view.state, page.started, self.now()))
+        states, missed = {one.name: one.view.state for one in page.instances}, list[tuple[str, Transition]]()
+        known: dict[str, list[Session]] = {name: [] for name in states}
+        for mine in sessions.open.values():
+            where = page.first if page.single else mine.instance or page.first
+            if mine.kind == "client" and (where in known or apart.section_of(where, mine.uid) in states):
+                if self._before_this.get(mine.number) == (mine.came, mine.passed):
+                    mine = replace(mine, came=mine.came + page.moved, passed=mine.passed and mine.passed + page.moved)
+                known.setdefault(where, []).append(mine)
+        for name, clients in known.items() if self._before else ():  # else there was no agent before
+            found = without_agent.missed(clients, states.get(name, State()), page.started, self.now())
+            missed += [(name, one) for one in found]
+        self._tell(missed)
         sessions.seen = None
 
-    def _tell(self, instance: str, happened: Iterable[Transition]) -> None:
-        named = {} if self.page is None or self.page.single else {"instance": instance}
-        for one in happened:
+    def _tell(self, happened: Iterable[tuple[str, Transition]]) -> None:
+        """Write down what happened in the instances, in the order of time."""
+        for instance, one in sorted(happened, key=lambda each: each[1].at):
+            named = {} if self.page is None or self.page.single else {"instance": instance}
             fields = {**named, **transition_fields(one)}
             self.append(one.kind, one.at, **fields)
             log.info(one.kind, **fields, sentence=sentence({"kind": one.kind, **fields}, self.name))

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -25,7 +26,8 @@ from mpsagent.agent.showing import Showing
 from mpsagent.api.history import History
 from mpsagent.api.metrics import Metrics
 from mpsagent.api.received import OtherVersion, Received, _Reader
-from mpsagent.core.model import Status
+from mpsagent.core import transitions as tr
+from mpsagent.core.model import State, Status
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
 from mpsagent.snapshot import page as pages
@@ -466,6 +468,37 @@ def test_records_that_an_api_had_written_before_it_was_killed_come_once(tmp_path
         assert found[2]["begun"] == 2
 
     asyncio.run(scenario())
+
+
+def test_what_logs_say_of_the_time_before_an_agent_is_on_record_in_the_order_of_time() -> None:
+    """The daemon was found at 10, and its log was read after that (world, habits, seeds 668265954 and 668270375)."""
+    history = History(None)
+    history.append("gate.lost", 1.0)
+    found = [(f"gpu{one}", tr.ControlStarted(10.0 + one, 70 + one)) for one in range(2)]
+    found[1:1] = [("gpu0", tr.ServerReady(6.0, 80, 1001))]
+    found += [("gpu1", tr.ServerReady(5.0, 81, 1001))]
+    Received(history, Names(), Metrics())._take(frame(1)._replace(found=found))
+    told = [(one["kind"], one["at"]) for one in history.since(1)]
+    assert told == [("server.ready", 5.0), ("server.ready", 6.0), ("control.started", 10.0), ("control.started", 11.0)]
+
+
+def test_clients_that_have_ended_with_their_users_own_control_daemon_end_on_record() -> None:
+    """While no agent was there. Their lane was closed before the api saw it (world, habits, seed 668263913)."""
+    history = History(None)
+    client = {"instance": "gpu-u1001", "uid": 1001, "waited": 0.0}
+    history.append("client.connected", 5.0, pid=71, **client)
+    history.append("client.connected", 6.0, pid=72, **{**client, "instance": "removed-u1001"})
+    received = Received(history, Names(), Metrics())
+    received._before = history.last
+    page = SimpleNamespace(
+        single=False, first="gpu", instances=[SimpleNamespace(name="gpu", view=SimpleNamespace(state=State()))],
+        started=9.0, moved=0.0, offset=0.0,
+    )  # fmt: skip
+    received.page = cast("Any", page)
+    received._catch_up(cast("Any", page))
+    (ended,) = history.since(2)
+    assert (ended["kind"], ended["pid"], ended["instance"]) == ("client.ended", 71, "gpu-u1001")
+    assert [one.pid for one in history.sessions.open.values()] == [72], "what the policy has no more is not known"
 
 
 def test_an_agent_of_another_version_is_not_understood() -> None:

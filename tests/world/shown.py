@@ -270,9 +270,12 @@ class Shown:
 
 
 def sessions(records: list[dict[str, object]]) -> list[Session]:
-    """All, as the history makes them of its records."""
+    """All, as the history makes them of its records. Where there is a single instance records of clients name none, and
+    it has what was open."""
     kept, made = Sessions(), dict[int, Session]()
     for record in records:
+        if str(record["kind"]).startswith("client.") and "instance" not in record:
+            kept.place(None)
         for one in kept.take(record):
             made[id(one)] = one
     return list(made.values())
