@@ -83,7 +83,8 @@ class Metrics:
         self._gaps = self._histogram("user_change_gap_seconds", "How long no user had the GPU at a change.", MOMENTS)
         self._gate: int | None = None
         self._had: dict[str, int] = {}
-        self._ending: dict[tuple[str, int], str] = {}
+        self._ending: dict[tuple[str, int], tuple[str, str]] = {}
+        """By client: the last action that ends it, and its rule."""
         self._busy: dict[tuple[str, int], float] = {}
         self._time: dict[tuple[str, str], float] = {}
         self._energy: dict[Job, list[float]] = {}
@@ -113,18 +114,19 @@ class Metrics:
             case "action" if record.get("action") in ("TerminateClient", "SignalClient"):
                 if len(self._ending) >= MOST_ENDING:
                     del self._ending[next(iter(self._ending))]
-                self._ending[instance, int(record["pid"])] = str(record["rule"])
+                self._ending[instance, int(record["pid"])] = record["action"], str(record["rule"])
             case "action.failed" if record.get("action") == "TerminateClient":
-                self._ending.pop((instance, int(record["pid"])), None)
+                if self._ending.get((instance, int(record["pid"])), ("",))[0] == "TerminateClient":  # else: signalled
+                    del self._ending[instance, int(record["pid"])]
             case tr.ClientConnected.kind:
                 self._waits.labels(instance).observe(record["waited"])
                 if record.get("handover") is not None:
                     self._handovers.labels(instance).observe(record["handover"])
             case tr.ClientEnded.kind:
                 self._ends.labels(instance, record["outcome"]).inc()
-                rule = self._ending.pop((instance, int(record["pid"])), None)
-                if rule is not None:
-                    self._forced.labels(instance, rule).inc()
+                ending = self._ending.pop((instance, int(record["pid"])), None)
+                if ending is not None:
+                    self._forced.labels(instance, ending[1]).inc()
             case tr.ClientUsed.kind:
                 self._used(Job(instance, record["uid"], record.get("job")))[0] += record["energy"]
             case tr.TurnBegan.kind:

@@ -81,6 +81,8 @@ class Sessions:
         self.faults: dict[str | None, Session] = {}
         self.last = 0.0
         self.seen: float | None = None
+        self._asked: set[int] = set()
+        """Numbers of the clients that MPS is asked to terminate and that have got no signal."""
         self._ordered: dict[str | None, tuple[float, str]] = {}
         """The last order that ends servers: a client that loses its server by it has had no fault."""
         for one in rows:
@@ -120,6 +122,7 @@ class Sessions:
             self.open[one.key] = one
         elif self.open.get(one.key) is one:
             del self.open[one.key]
+            self._asked.discard(one.number)
             if one.kind == "client" and one.passed is not None:
                 self._gone[one.key] = one
                 if len(self._gone) > MOST_GONE:
@@ -211,7 +214,11 @@ class Sessions:
             case ("action", "TerminateClient") | ("action.done", "TerminateClient" | "SignalClient"):
                 one.why = str(record.get("reason") or "") or None
                 one.more["rule"] = str(record.get("rule") or "")
-            case "action.failed", "TerminateClient":
+                if record["kind"] == "action":
+                    self._asked.add(one.number)
+                else:
+                    self._asked.discard(one.number)
+            case "action.failed", "TerminateClient" if one.number in self._asked:
                 one.why = None
                 one.more.pop("rule", None)
             case _:

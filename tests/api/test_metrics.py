@@ -92,6 +92,18 @@ def test_a_warning_and_an_end_that_failed_are_no_forced_ends() -> None:
     assert not [name for name in scrape(metrics) if name.startswith("mpsagent_forced_ends_total")]
 
 
+def test_an_end_by_a_signal_counts_although_the_answer_of_mps_comes_too_late() -> None:
+    metrics = Metrics()
+    how = {"reason": "", "rule": "order", "uid": 1000, "pid": 11, "start": 1}
+    asked = act.TerminateClient(**how, server=3, deadline=1.0)
+    metrics.hear("default", record(tr.ClientConnected(1.0, 11, 1000, 0.0, NO_LIMITS, False)))
+    for one in (asked, act.SignalClient(**how, signal=15)):
+        metrics.hear("default", record(one))
+    metrics.hear("default", {**record(asked), "kind": "action.failed"})
+    metrics.hear("default", record(tr.ClientEnded(9.0, 11, 1000, 3, "ended", 8.0, 0.0)))
+    assert scrape(metrics)['mpsagent_forced_ends_total{mps_instance="default",rule="order"}'] == 1
+
+
 def test_what_happens_is_counted_once() -> None:
     """A client that is asked and then signalled is ended once, by its rule."""
     metrics = Metrics()

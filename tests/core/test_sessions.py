@@ -52,6 +52,14 @@ def test_why_a_client_was_ended_is_known_before_mps_answers(kind: str, why: str 
     assert [one.why for one in later.values()] == [why]
 
 
+def test_the_reason_stays_when_a_signal_comes_before_the_answer_of_mps() -> None:
+    asked = {"action": "TerminateClient", "pid": 5, "rule": "turn.time_limit", "reason": "it is over"}
+    signalled = (25.0, "action.done", {**asked, "action": "SignalClient"})
+    records = client(10.0, "connected"), (20.0, "action", asked), signalled, (25.1, "action.failed", asked)
+    (one,) = told(*records, client(26.0, "ended", outcome="ended", seconds=16.0)).values()
+    assert (one.why, one.more) == ("it is over", {"rule": "turn.time_limit"})
+
+
 def test_a_warning_is_no_end_of_a_client() -> None:
     warned = {"action": "WarnClient", "pid": 5, "rule": "turn.warning_signal", "reason": "its turn ends in 1m"}
     end = client(3600.0, "ended", outcome="ok", seconds=3590.0)
