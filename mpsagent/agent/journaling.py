@@ -1,5 +1,5 @@
-"""Records to the journal, in their order. Who a new user is, a name service says a moment later: the first record about
-that user, and those behind it, wait for it, though not for long."""
+"""Records to the journal, in their order. The name service says a moment later who a new user is: the first line that
+names the user, and the lines behind it, wait for the answer, though not for long."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import structlog
 
 from mpsagent.core.sentences import Names as NameOf
 from mpsagent.core.sentences import sentence
+from mpsagent.policy.identity import Identity
 from mpsagent.system.names import Names
 
 PATIENCE = 1.0
@@ -29,6 +30,8 @@ class Telling:
         self._names = names
         self._waiting: deque[tuple[Mapping[str, Any], NameOf]] = deque()
         self._late: asyncio.TimerHandle | None = None
+        self._answer: asyncio.Task[Identity | None] | None = None
+        """The answer that the first line waits for."""
 
     def tell(self, record: Mapping[str, Any], name_of: NameOf) -> None:
         """``name_of`` is asked when the line is written."""
@@ -40,16 +43,24 @@ class Telling:
 
     def _go_on(self) -> None:
         while self._waiting and len(self._waiting) <= MOST:
-            record = self._waiting[0][0]
-            uid = record.get("uid", record.get("subject", {}).get("uid"))  # of a hook
-            answer = self._names.awaited(uid) if self._names is not None and isinstance(uid, int) else None
+            answer = self._awaited(self._waiting[0][0])
             if answer is not None:
                 if self._late is None:
                     self._late = asyncio.get_running_loop().call_later(PATIENCE, self.close)
+                if answer is not self._answer:
                     answer.add_done_callback(lambda _: self._go_on())
+                    self._answer = answer
                 return
             self._write(1)
         self.close()
+
+    def _awaited(self, record: Mapping[str, Any]) -> asyncio.Task[Identity | None] | None:
+        """Return an answer that is awaited about one of the users in the record's sentence."""
+        if self._names is None:
+            return None
+        users: list[int] = []
+        sentence(record, users.append)
+        return next(filter(None, map(self._names.awaited, users)), None)
 
     def _write(self, count: int) -> None:
         if self._late is not None:

@@ -83,6 +83,36 @@ def test_the_line_of_a_hook_has_the_name(lines: Lines, monkeypatch: pytest.Monke
     assert lines.said == ["ran the hook /save: ordered by alice"]
 
 
+def test_a_line_waits_for_the_names_of_all_users_in_it(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mixed, seed 668264275: an agent had just started, and the answer about the waiting user came second."""
+    monkeypatch.setattr(journaling, "PATIENCE", 30.0)
+    second = threading.Event()
+
+    def identity_of(uid: int) -> Identity:
+        if uid == 2:
+            second.wait(60)
+        return Identity(uid, {1: "alice", 2: "bob"}[uid])
+
+    monkeypatch.setattr(name_service, "identity_of", identity_of)
+    reason = "the last client of server 8 of user 1 has gone and user 2 waits"
+    record = {"kind": "action.done", "action": "ShutdownServer", "server": 8, "uid": 1, "ok": True, "reason": reason}
+
+    async def main() -> None:
+        names = Names()
+        told, people = Telling(names), People(names, lambda: None)
+        people.meet([1, 2])
+        told.tell(record, people.name)
+        await names.look_up(1)
+        second.set()
+        async with asyncio.timeout(20):
+            while not lines.said:
+                await asyncio.sleep(0.005)
+        people.close()
+
+    asyncio.run(main())
+    assert lines.said == ["asked server 8 to shut down: the last client of server 8 of alice has gone and bob waits"]
+
+
 def test_a_line_behind_a_user_s_first_process_has_the_name(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen in each world of habits: the line was written in the callback in which the agent met the user, before the
     question had begun."""
