@@ -18,6 +18,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from signal import SIGKILL, SIGTERM
 from typing import Any
 
 from mpsagent.policy.identity import Identity
@@ -50,6 +51,9 @@ PROMPT = 6.0
 """Seconds after a slow name service has become quick in which users may still be shown by number."""
 ANSWERS = 4.5
 """Seconds that MPS had at least to end a client before it is signalled all the same: `ladder.TERMINATE` is 5 s."""
+WRITTEN = 0.015
+"""Seconds until a warning is in the state file. If the agent is killed before that, the next agent knows nothing of the
+warning and sends it again: a client without a warning would lose its work."""
 LAST = 1.0
 """Seconds before a turn's end in which no client of its user is admitted."""
 RANKS = 20.0
@@ -545,9 +549,11 @@ class Living(Overseeing):
         life = next((one for one in self.lives if one.process is process), None)
         if life is None:
             return
-        again = life.warnings and self.now - life.warnings[-1] < self.world.plan.grace
-        if number == WARNING and again and life.warnings[-1] >= self.world.resumed:  # a drain puts the end off
-            self.fail(f"client {process.pid} is warned twice within {self.now - life.warnings[-1]:.1f} s")
+        last = life.warnings[-1] if life.warnings else float("-inf")
+        unwritten = any(kind == "agent" and last <= at < last + WRITTEN for at, kind in self.faults)
+        again = self.now - last < self.world.plan.grace and not unwritten
+        if number == WARNING and again and last >= self.world.resumed:  # a drain puts the end off
+            self.fail(f"client {process.pid} is warned twice within {self.now - last:.1f} s")
         if number in (9, 15):
             self._ends(life)
             life.signalled = life.signalled or self.now
@@ -703,7 +709,8 @@ class Living(Overseeing):
                 continue
             if life.error == "700" and one.outcome == "ok":
                 self.fail(f"client {one.pid} ended with an error of its server, and is on record as ok")
-            if life.warnings and life.done and not life.why and one.outcome == "ended":
+            signalled = life.process.status in (-SIGTERM, -SIGKILL)  # its work was done, and it had not left yet
+            if life.warnings and life.done and not life.why and not signalled and one.outcome == "ended":
                 self.fail(f"client {one.pid} was warned, ended by itself, and is on record as ended")
 
     def _comes_again(self, pid: int) -> bool:
