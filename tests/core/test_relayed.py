@@ -358,6 +358,24 @@ def test_a_place_that_was_given_on_a_moment_before_the_end_is_heard_of_is_nobody
     assert (heard.requests, heard.memory.beyond) == ((), {})
 
 
+@pytest.mark.parametrize("uid", [ALICE, BOB])
+def test_a_client_that_was_released_as_another_users_is_no_client_of_that_user(uid: int) -> None:
+    """World, trouble, seeds 668259986, 668263064 and 668275520. It got no signal in its first user's name and was
+    released. MPS still listed it, so it was terminated as a client of the user whose process it is by now."""
+    stage = Stage(PATIENT, shared=True).up()
+    first = at_work(stage)
+    assert first.server is not None
+    assert stage.core is not None
+    state, now, pid = stage.core.state, stage.now, first.server.pid
+    state, _ = reduce(state, inp.ProcessEnded(now, first.pid, first.start))
+    told: list[act.Action] = []
+    for later in (1.0, 2.0):
+        seen = inp.Seen(now + later + 0.1, uid, first.start, 0.0)
+        state, _ = reduce(state, inp.ClientsListed(now + later, pid, frozenset({first.pid}), {first.pid: seen}))
+        told += relayed.decide(View(state), relayed.Memory(), now + later + 0.2).actions
+    assert [one.message.uid for one in told if isinstance(one, act.TellGate)] == ([ALICE] if uid == ALICE else [])
+
+
 def test_only_who_is_listed_long_after_its_end_has_left_its_place_to_another() -> None:
     stage = Stage(PATIENT, shared=True).up()
     first = at_work(stage)
