@@ -121,9 +121,9 @@ def _clients_listed(state: State, event: inp.ClientsListed, out: Out) -> State:
 
 
 def _seen(one: Attachment, now: inp.Seen | None, asked: float) -> Attachment:
-    """A process that is younger than what the log says of its pid is another one, that has got the number. A client
-    that was released because it is another user's by now is no client of that user: with a setuid program, its first user
-    could have that user's process terminated."""
+    """Return the attachment with the process that has its pid now. A process that is younger than what the log says of
+    the pid is another one. A client that was released because it is another user's by now is no client of that user:
+    with a setuid program, its first user could have that user's process terminated."""
     if now is not None and (now.born > one.since or (one.ended is not None and one.ended[1] != now.uid)):
         now = None
     before = one.seen
