@@ -177,8 +177,9 @@ def _known(state: State, event: inp.GateSaid[link.Known], out: Out) -> State:
     state = _another(state, peer, event.at, out)
     before = state.before.get((peer.pid, peer.start))
     number, job = state.job(peer)
+    most = None if said.most is None or _worked_before(state, peer.pid, said.since) else said.most.memory
     client = Client(
-        peer, said.since, limits=said.limits, most_memory=None if said.most is None else said.most.memory,
+        peer, said.since, limits=said.limits, most_memory=most,
         connections=said.connections, lease=number, job=job, lane=state.key, counts=said.counts,
     )  # fmt: skip
     if event.earlier is not None:
@@ -240,6 +241,14 @@ def _of_earlier(client: Client, control: Control, at: float) -> Client:
 
 LOGS_EARLY = 1.0
 """Seconds by which the time in a log may be earlier than the gate's for the same thing."""
+
+
+def _worked_before(state: State, pid: int, came: float) -> bool:
+    """Return whether MPS had a new client before it came to the gate: an earlier gate has let it in, and the limits of
+    its first contexts are not known."""
+    server = state.server_of(pid)
+    known = None if server is None else server.attached[pid]
+    return known is not None and known.ended is None and known.since < came - LOGS_EARLY
 
 
 def _with_logs(state: State, client: Client, since: float) -> State:
@@ -315,8 +324,9 @@ def _passed(state: State, event: inp.GateSaid[link.Passed], out: Out) -> State:
     if _has_ended(state, peer):
         return state
     number, job = state.job(peer)
+    most = None if _worked_before(state, peer.pid, since) else memory
     client = Client(
-        peer, event.at, max(0.0, event.at - since), said.limits, memory, said.fail_safe, at_gate=1, lease=number,
+        peer, event.at, max(0.0, event.at - since), said.limits, most, said.fail_safe, at_gate=1, lease=number,
         job=job, lane=state.key,
     )  # fmt: skip
     state = _another(state, peer, event.at, out)

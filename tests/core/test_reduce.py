@@ -300,6 +300,19 @@ def test_a_gate_that_cannot_say_the_limits_of_a_known_process_changes_none() -> 
     assert (client.connections, client.limits) == (2, Limits(20.0))
 
 
+def test_a_client_that_worked_before_gate_and_agent_were_there_has_no_known_memory_limit() -> None:
+    """Its further context got the limit of a policy that had lowered it, and the client was ended for what it had used
+    before (world, habits, seeds 668263285 and 668270905)."""
+    given = Limits(20.0, {0: 1 << 30})
+    for line, most in ((2.0, None), (9.5, given.memory)):
+        state = daemon(*READY, ev.ContextConnected(line, 100, 200, 0), ev.ContextConnected(line, 100, 200, 1))
+        held = apply(state, said.knocked(10, 2, PEER, 10.0))
+        passed_here = apply(held, said.passed(11, 2, inp.Peer(200, 1001, 0, 77), given, False, 0.1))
+        passed_before_agent = apply(state, said.known(12, PEER, 10.2, given))
+        for client in (passed_here.clients[200], passed_before_agent.clients[200]):
+            assert (client.limits, client.most_memory) == (given, most)
+
+
 def test_who_was_refused_by_its_server_says_so_itself() -> None:
     """At the gate, as its last word. A line of a log may name any process."""
     state, happened = reduce(knocked(State()), ev.ClientRefused(2, 100, 200, "status 807"))
