@@ -32,7 +32,7 @@ from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import use
 from mpsagent.core.engine import Core, Step
-from mpsagent.core.model import Key, State
+from mpsagent.core.model import SEEN_EVERY, Key, State
 from mpsagent.core.transitions import (
     ClientConnected,
     ClientEnded,
@@ -56,7 +56,7 @@ from mpsagent.system.store import Part, Store
 from mpsagent.system.terminal import Terminals
 from mpsagent.wire.link import Admissions
 
-TICK = 1.0
+TICK = SEEN_EVERY
 """Seconds between two looks of the observer."""
 STOOD = 2.5
 """Seconds without a decision after which the agent has stood still: it is stopped, or its machine was."""
