@@ -194,10 +194,10 @@ class Administered(trouble.Troubled):
             kernel.after(float(fault.call), self.mend)
         elif what == "drain":
             at = kernel.now
-            self.order("a drain", {"order": "drain"}, lambda: self.is_drained(at))
+            self.order("a drain", {"order": "drain"}, lambda: self.is_drained(at), again=fault)
         elif what == "resume":
             self.drained, self.resumed = None, self.kernel.now
-            self.order("resume", {"order": "resume"})
+            self.order("resume", {"order": "resume"}, again=fault)
             self.judges.faults.append((kernel.now, "order"))
         elif what == "restart":
             self.judges.faults.append((kernel.now, "daemon"))
@@ -240,11 +240,26 @@ class Administered(trouble.Troubled):
         if not any(one.what == "resume" and one.at > asked for one in self.orders):
             self.drained = self.kernel.now
 
-    def order(self, text: str, body: dict[str, object], then: Callable[[], object] = lambda: None, by: int = 0) -> None:
+    def order(
+        self,
+        text: str,
+        body: dict[str, object],
+        then: Callable[[], object] = lambda: None,
+        by: int = 0,
+        again: Fault | None = None,
+    ) -> None:
+        """``again``: what an administrator does once more if there is no answer, unless another order has come."""
+
         def over(order: Order) -> None:
             self.tell(f"{text} is {'lost with the agent' if order.lost else f'answered with {order.status}'}")
             if order.status == 200:
                 then()
+            elif order.lost and again is not None:
+                self.kernel.after(1.0, once_more, order, again)
+
+        def once_more(order: Order, fault: Fault) -> None:
+            if not any(one.at > order.at for one in self.orders if one.what in ("drain", "resume")):
+                self.throw(fault)
 
         self.tell(f"{text} is ordered by {by}")
         give(self, body, by, over)

@@ -117,6 +117,7 @@ class Habits(GuestLife):
     hooks: list[list[float]] = field(default_factory=list)
     ranks: list[Habits] = field(default_factory=list)
     in_kernel: bool = False
+    killed: bool = False
 
 
 class Worker(Client):
@@ -326,7 +327,8 @@ class Lived(Administered):
 
     def strike(self, process: Process, fault: Fault) -> None:
         life = next((one for one in self.judges.lives if one.process is process), None)
-        if life is not None and life.in_kernel:
+        if life is not None and life.in_kernel and fault.what == "kill":
+            life.killed = True
             self.judges.killed.append((self.kernel.now, self.judges.server(process.pid)))
         super().strike(process, fault)
         if fault.who in ("gate", "agent"):
@@ -603,9 +605,10 @@ class Living(Overseeing):
                 yield "turn"
 
     def harmed(self, culprit: int, pids: set[int]) -> None:
-        """No neighbour loses its work by an end of ours, where MPS could be asked."""
+        """No neighbour loses its work by an end of ours, where MPS could be asked. A client that somebody else kills in
+        that moment is not ended by us."""
         life = self.life(culprit)
-        if life is None or life.signalled is None or not pids - {culprit}:
+        if life is None or life.signalled is None or life.killed or not pids - {culprit}:
             return
         if self.near(SETTLES, "daemon", "server", "stopped"):
             return
