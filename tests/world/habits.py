@@ -519,9 +519,12 @@ class Living(Overseeing):
             yield policy
             return
         doubtful = any(-5.0 < self.now - at < 60.0 for at, _ in self.faults)
+        since = life.given or self.now
+        lost = any(not kept and at > since for at, kept in self.world.removed)
         for one in reversed(self.world.leases):
-            counts = one.counts(life, life.given or self.now, doubtful)
-            if counts is not False:
+            counts = one.counts(life, since, doubtful)
+            # no process knows the limits of its first context: the next one gets those of today
+            if counts is not False or (lost and one.counts(life, self.now, doubtful) is not False):
                 yield min(policy[0], one.job.share[0]), min(policy[1], one.job.share[1] << 10)
             if counts and all(kept for _, kept in self.world.removed):
                 return
