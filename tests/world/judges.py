@@ -94,12 +94,15 @@ class Judges:
         """Root's signals reach everybody; who has become another user's is not stopped or ended in the first one's
         name."""
         for life in self.lives:
-            if life.process is process and number not in (0, 18) and not life.whose & {0, process.real, process.saved}:
+            if life.process is process and number not in (0, 18) and life.is_anothers:
                 what = f"is user {process.uid}'s now, and gets signal {number}"
                 self.fail(f"client {process.pid} of user {life.uid} {what}")
 
     def served(self, life: Life) -> bool:
-        """Its server lives, although it may not notice when not."""
+        """Its server lives, although it may not notice when not, and MPS serves it: a process that is another user's by
+        now gets no signal, so it may live on for a while after MPS has terminated it."""
+        if life.error == "terminated" and life.is_anothers:
+            return False
         server = self._server.get(life.process.pid)
         return server is not None and server.alive
 

@@ -49,6 +49,11 @@ class Life:
         return {self.uid, *self.users}
 
     @property
+    def is_anothers(self) -> bool:
+        """Its user may not signal it: it has become another user's."""
+        return not self.whose & {0, self.process.real, self.process.saved}
+
+    @property
     def waits(self) -> bool:
         return self.knocked is not None and self.given is None and self.process.alive and self.error is None
 
