@@ -36,6 +36,9 @@ FAULT_WITHIN, DOUBT_MOST = 0.7, 3.0
 """Seconds after the exit of a client with work on the GPU in which a fault follows (150 to 650 ms, measured), and for
 which new clients are held at most when clients die one after the other."""
 
+LOGS_EARLY = 1.0
+"""Seconds by which the time in a log may be earlier than the gate's for the same thing."""
+
 SEEN_EVERY = 1.0
 """Seconds between two looks at which processes are stopped."""
 

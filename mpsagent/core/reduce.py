@@ -38,6 +38,7 @@ from mpsagent.core.changes import (
 from mpsagent.core.model import (
     DOUBT_MOST,
     FAULT_WITHIN,
+    LOGS_EARLY,
     PROPERLY,
     SEEN_EVERY,
     Attachment,
@@ -237,10 +238,6 @@ def _of_earlier(client: Client, control: Control, at: float) -> Client:
     12, H5). It may have passed again since then, so MPS is asked."""
     before = client.since < control.started and client.detached is None
     return replace(client, said_left=at) if before and client.said_left is None else client
-
-
-LOGS_EARLY = 1.0
-"""Seconds by which the time in a log may be earlier than the gate's for the same thing."""
 
 
 def _worked_before(state: State, pid: int, came: float) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from mpsagent.core import actions as act
 from mpsagent.core.bounds import surplus
 from mpsagent.core.inputs import Seen
-from mpsagent.core.model import Client
+from mpsagent.core.model import LOGS_EARLY, Client
 from mpsagent.core.rule import Decision, EndClient, Section
 from mpsagent.core.view import View
 from mpsagent.mps.limits import Limits
@@ -46,9 +46,11 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     fresh = _confirmed(view, memory.told)
     count = [
         act.TellGate(
-            message=_found(view, pid, one), reason=f"MPS lists process {pid}, which the gate has not seen", rule=RULE
+            message=_found(view, pid, one, since),
+            reason=f"MPS lists process {pid}, which the gate has not seen",
+            rule=RULE,
         )
-        for pid, one in fresh.items()
+        for pid, (one, since) in fresh.items()
     ]
     memory = _gate_of(view, memory)
     unnamed = _unnamed(view, memory)
@@ -69,7 +71,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         for one, why, rule, section in wrong
     )
     memory = replace(
-        memory, told=max((one.at for one in fresh.values()), default=memory.told), beyond=beyond,
+        memory, told=max((one.at for one, _ in fresh.values()), default=memory.told), beyond=beyond,
         clients=memory.clients | {(one.pid, one.peer.start) for one in unnamed},
     )  # fmt: skip
     return Decision(memory, tuple(count), requests, wake=min(later, default=None))
@@ -104,17 +106,20 @@ def _known_client(view: View, one: Client) -> Found:
     return Found(one.pid, one.uid, one.peer.start, one.limits, view.name, most, one.connections, view.shares)
 
 
-def _confirmed(view: View, told: float) -> dict[int, Seen]:
-    """Processes that are no clients yet, seen after ``told``."""
+def _confirmed(view: View, told: float) -> dict[int, tuple[Seen, float]]:
+    """Return the processes that are no clients yet and were seen after ``told``, and since when MPS has each."""
     state = view.state
     found = ((pid, server.attached[pid]) for server in state.servers.values() for pid in state.strangers(server))
-    return {pid: one.seen for pid, one in found if one.confirmed and one.seen is not None and one.seen.at > told}
+    mine = [(pid, one) for pid, one in found if one.confirmed]
+    return {pid: (one.seen, one.since) for pid, one in mine if one.seen is not None and one.seen.at > told}
 
 
-def _found(view: View, pid: int, seen: Seen) -> Found:
-    """Return the client with the limits of the process that it came through, as MPS has set them: a process that no
-    server names, of this user if there is one. If there is none, or several with different limits, they are unknown."""
+def _found(view: View, pid: int, seen: Seen, since: float) -> Found:
+    """Return the client with the limits of the process that it came through, as MPS has set them: a process that passed
+    the gate before and that no server names, of this user if there is one. If there is none, or several with different
+    limits, they are unknown."""
     carriers = [one for one in view.state.clients.values() if view.state.server_of(one.pid) is None]
+    carriers = [one for one in carriers if one.since < since + LOGS_EARLY]
     carriers = [one for one in carriers if one.uid == seen.uid] or carriers
     given = [one.limits for one in carriers]
     limits = given[0] if given and all(one == given[0] for one in given) else None

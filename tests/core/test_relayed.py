@@ -158,14 +158,21 @@ def carrier(stage: Stage, uid: int) -> Proc:
     return one
 
 
-@pytest.mark.parametrize(("second", "given"), [(10.0, Limits(10.0)), (20.0, None)], ids=["alike", "different"])
-def test_of_several_that_it_may_have_come_through_those_of_its_user_count(second: float, given: Limits | None) -> None:
-    """With different limits it is not known which of them it has."""
+@pytest.mark.parametrize(
+    ("second", "since", "given"),
+    [(10.0, 9.0, Limits(10.0)), (20.0, 9.0, None), (10.0, 0.0, None)],
+    ids=["alike", "different", "they came later"],
+)
+def test_of_several_that_it_may_have_come_through_those_of_its_user_count(
+    second: float, since: float, given: Limits | None
+) -> None:
+    """With different limits it is not known which of them it has, nor if they came later than it: gate and agent were
+    installed again, and a client of before had the limits of the newcomer beside it."""
     clients = {pid: Client(inp.Peer(pid, uid, uid, 1), float(pid), limits=Limits(threads))
                for pid, uid, threads in ((1, ALICE, 10.0), (2, ALICE, second), (3, BOB, 50.0))}  # fmt: skip
     state = SimpleNamespace(clients=clients, server_of=lambda pid: None)
     view = cast("View", SimpleNamespace(shares=False, state=state, name="gpu"))
-    assert relayed._found(view, 77, SEEN._replace(uid=ALICE)).limits == given
+    assert relayed._found(view, 77, SEEN._replace(uid=ALICE), since).limits == given
 
 
 def test_it_is_asked_about_rarely() -> None:
