@@ -158,6 +158,8 @@ class Judges:
             return  # a hand-over that is held up holds on to its user's turn
         if any(life.uid in one.whose and not one.honest for one in self.lives):
             return  # a turn lasts as long as MPS is taken up by one of its user's
+        if any(one.error == "terminated" and one.is_anothers for one in self.lives):
+            return  # MPS may wait for its answer, as no signal ends it: a turn whose clients wait 10 s in vain is over
         mine = [one for one in self.lives if one.uid == life.uid and one is not life]
         now = self.world.kernel.now
         if any(now - one.over < TAKES_TURN if one.over is not None else one.given is not None for one in mine):
@@ -166,7 +168,7 @@ class Judges:
             return
         came = min(one.came for one in [life, *mine] if one is life or one.waits)
         for one in self.lives:
-            if any(it.uid == one.uid and it.given is not None and (it.left or now) > one.came for it in self.lives):
+            if any(one.uid in it.whose and it.given is not None and (it.left or now) > one.came for it in self.lives):
                 continue  # it came in a turn of its user's own, and is behind those who have waited for its end
             if one.waits and one.uid != life.uid and one.came < came - TOGETHER and not one.process.stopped:
                 what = f"came {came - one.came:.2f} s after user {one.uid}"

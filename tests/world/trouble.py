@@ -256,6 +256,8 @@ class Becoming(Client):
         elif self.stage == "held":
             self.kernel.after(self.world.chance.choice((0.0005, 0.005, 0.05, 1.0)), self.becomes)
         server = yield from super().introduce(control)
+        if server is not None and self.life.given is None:  # a program of another user's may never come to its server
+            self.life.given = self.kernel.now
         if self.stage == "given":
             self.becomes()
         if self.program and self.process.uid != self.life.uid and self.stage != "connected":
