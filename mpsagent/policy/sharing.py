@@ -19,7 +19,7 @@ WORDS: dict[str, str] = {
     "per-user": (
         "all users at once, each on a control daemon and a server of the user's own, which start with the first client "
         "and end when idle (daemon_idle_timeout). A fault, hang or restart hits that user alone; the server runs as "
-        "the user. Costs 66 MiB of device memory for each user at work (measured). On a GPU in EXCLUSIVE_PROCESS mode "
+        "the user. Costs 64 MiB of device memory for each user at work (measured). On a GPU in EXCLUSIVE_PROCESS mode "
         "users take turns instead. turn.* does not apply."
     ),
 }
