@@ -20,6 +20,7 @@ import pytest
 
 from campaigns import hostile
 from mpsagent.agent import conditions
+from mpsagent.agent.orders import ORDERS
 from mpsagent.cli.verbs import cli
 from mpsagent.policy.files import load
 from mpsagent.policy.keys import KEYS
@@ -417,18 +418,50 @@ def test_every_key_has_an_example() -> None:
 MANUAL = ROOT / "packaging/man/mpsagent-cli.1"
 
 
-def test_every_verb_has_an_example_and_the_manuals_are_right() -> None:
-    def verbs(at: click.Group, *before: str) -> Iterator[str]:
-        context = click.Context(at)
-        for name in at.list_commands(context):
-            one = at.get_command(context, name)
-            if isinstance(one, click.Group):
-                yield from verbs(one, *before, name)
-            else:
-                yield " ".join([*before, name])
+def verbs(at: click.Group = cli, *before: str) -> Iterator[tuple[str, click.Command]]:
+    """Each verb of the command line, with the names of its groups."""
+    context = click.Context(at)
+    for name in at.list_commands(context):
+        one = at.get_command(context, name)
+        assert one is not None
+        if isinstance(one, click.Group):
+            yield from verbs(one, *before, name)
+        else:
+            yield " ".join([*before, name]), one
 
+
+def synopses(page: str) -> dict[str, str]:
+    """The lines of the manual that name a verb with its options, those of one verb together."""
+    names = sorted((name for name, _ in verbs()), key=len, reverse=True)
+    found: dict[str, str] = {}
+    for line in re.findall(r"^\.It Cm (.*)$", page, re.MULTILINE):
+        for name in names:
+            if line.startswith(name):
+                found[name] = f"{found.get(name, '')} {line}"
+                break
+    return found
+
+
+def test_the_manual_has_each_option_of_each_verb_and_no_others() -> None:
+    """Five verbs had options that were gone, or lacked some, while a page said that the manual was complete."""
+    page = MANUAL.read_text(encoding="utf-8")
+    found = synopses(page)
+    wrong = []
+    for name, verb in verbs():
+        options = {opt for one in verb.params if isinstance(one, click.Option) for opt in one.opts}
+        due = {one for one in options if one.startswith("--")} - {"--json"}
+        said = {f"-{word}" for word in found[name].split() if re.fullmatch(r"-[a-z][\w-]+", word)}
+        wrong += [f"{name} {one}" for one in due ^ said]
+    assert wrong == []
+    assert found["events"].count("Fl f | -follow") == 1
+    exceptions = page.partition("Each command except\n")[2].partition("takes\n.Fl -json")[0]
+    without = [name for name, verb in verbs() if not any("--json" in one.opts for one in verb.params)]
+    assert re.findall(r"^\.Cm (\w+)$", exceptions, re.MULTILINE) == without
+
+
+def test_every_verb_has_an_example_and_the_manuals_are_right() -> None:
     text = shown(MANUAL, *(ROOT / "docs").glob("*.md"), ROOT / "README.md")
-    assert [one for one in verbs(cli) if not re.search(rf"mpsagent-cli {one}\b", text)] == []
+    assert [one for one, _ in verbs() if not re.search(rf"mpsagent-cli {one}\b", text)] == []
     commands = re.findall(r"mpsagent-cli ([a-z].*)$", shown(MANUAL), re.MULTILINE)
     assert len(commands) > 10
     assert [f"{one}: {said}" for one in commands if (said := complaint(one))] == []
@@ -440,6 +473,17 @@ def test_every_reason_to_wait_stands_in_the_api() -> None:
     said = {word for row in re.findall(r"^\| ([^|]*) \|", text, re.MULTILINE) for word in re.findall(r"`(\w+)`", row)}
     code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "mpsagent/core").glob("*.py"))
     assert said == set(re.findall(r'\bReason\(\s*"(\w+)"', code))
+
+
+def test_the_orders_in_the_api_and_their_keys_are_those_of_the_agent() -> None:
+    """A page showed keys of an order that the agent refuses."""
+    page = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    table = page.partition("| `order` | further keys |")[2].partition("\n\n")[0]
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \|([^|]*)\|", table, re.MULTILINE))
+    assert rows.keys() == ORDERS.keys()
+    for name, (_, keys, _) in ORDERS.items():
+        shown = {one for pair in re.findall(r'"(\w+)":|`"(\w+)"`', rows[name]) for one in pair if one}
+        assert shown == keys.keys() - {"instance"}, name  # the paragraph below the table has `instance`
 
 
 def test_every_label_of_a_metric_has_an_example() -> None:
