@@ -140,6 +140,7 @@ class Received:
         shown = [*sessions.changes.values(), *sessions.faults.values()]
         uids = [uid for one in shown for uid in (one.uid, one.more.get("before"))]
         uids += [lease.uid for one in page.instances[:1] for lease in one.view.state.leases]
+        uids += [one.view.state.drain.by for one in page.instances if one.view.state.drain is not None]
         uids += [outsider.seen.uid for one in page.instances for outsider in one.outside]
         for uid in uids:
             self.identity(uid)

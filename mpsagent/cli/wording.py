@@ -24,6 +24,8 @@ def user(one: Json) -> str:
     """``alice`` or ``user 1001``."""
     if one.get("user"):
         return safe(one["user"], 40)
+    if one.get("uid") == 0:
+        return "root"
     return "?" if one.get("uid") is None else f"user {one['uid']}"
 
 
@@ -71,7 +73,10 @@ def draining(one: Json, now: datetime) -> str:
 
 
 def in_use(body: Json, now: datetime) -> tuple[str, str]:
+    """Return who uses the GPU, and a colour."""
     turn, holder = body["turn"], body["holder"]
+    if turn is None and body["users"]:
+        return f"by {_named(body['users'], len(body['clients_by_uid']))}", "good"
     if turn is None:
         return "by no user", "dim"
     if not turn["processes"] and not turn["ending"] and not body["waiting_users"]:
@@ -83,6 +88,14 @@ def in_use(body: Json, now: datetime) -> tuple[str, str]:
         text += f"; server {holder['pid']} is {word}"
         colour = "bad" if holder["status"] == "FAULT" else "warn"
     return f"{text}; {_until(turn, body['drain']['deadline'], now)}", colour
+
+
+def _named(users: list[Json], count: int) -> str:
+    """Return the first users by name, and how many more of ``count`` there are."""
+    names = list(dict.fromkeys(map(user, users)))[:4]  # a user may be in several instances
+    if count > len(names):
+        names.append(many(count - len(names), "more user"))
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def whose_turn(turn: Json, now: datetime) -> str:

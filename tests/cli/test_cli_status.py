@@ -98,6 +98,14 @@ def test_a_drain_says_what_ends_when(served: Served) -> None:
     assert "until 00:00:30" not in page(None, restart=False, at=10)
 
 
+def test_a_drain_of_root_has_that_name(served: Served) -> None:
+    """It was "by user 0", because no program of root's had come."""
+    backend = served.backend
+    backend.state = backend.state.changed(drain=Drain(START, None, by=0))
+    text = " ".join(answer_text.status(backend.status(), answer_text.plain, datetime(2026, 11, 21, tzinfo=UTC)))
+    assert "by root, until mpsagent-cli resume" in text
+
+
 def test_the_limits_of_a_turn_on_several_gpus(served: Served) -> None:
     """It said "20G on each GPU each"."""
     body = served.backend.status()

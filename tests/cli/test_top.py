@@ -280,3 +280,20 @@ def test_the_filter_looks_into_the_columns_that_it_names(served: Served) -> None
     view.users, view.filter = True, "ali"
     found = top_page.rows(served.backend.status(), list(served.backend.clients()), view)
     assert [one["user"] for one in found] == ["alice"]
+
+
+def test_users_who_work_at_once_are_named(served: Served) -> None:
+    """With the default there is no turn: "in use  by no user" was the summary while alice and bob worked."""
+    status = served.backend.status()
+    users = [{"uid": uid, "user": name} for uid, name in ((1001, "alice"), (1002, "bob"), (1001, "alice"), (0, None))]
+    status |= {"turn": None, "users": users, "clients_by_uid": {"1001": 3, "1002": 1, "0": 1}}
+
+    def in_use() -> str:
+        lines = page(status, [], View(), datetime(2026, 11, 21, 12, tzinfo=UTC), 80, 24)
+        return next(one.text for one in lines if one.text.startswith("in use"))
+
+    assert in_use() == "in use  by alice, bob and root"
+    status["users"] = users[:1]
+    assert in_use() == "in use  by alice and 2 more users"
+    status |= {"users": [], "clients_by_uid": {}}
+    assert in_use() == "in use  by no user"
