@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from mpsagent.mps import units
 from mpsagent.policy import parse
-from mpsagent.policy.keys import NAMED
+from mpsagent.policy.keys import NAMED, Key
+from mpsagent.policy.kinds import THREADS, TOTAL_THREADS
 from mpsagent.policy.origins import Path, key_text, printable
 from mpsagent.policy.tables import PLAIN, ROOT, TURN, Table
 
@@ -100,7 +101,7 @@ def _meant(table: Table, path: Path, value: object) -> str:
     if name in table.removed:
         return table.removed[name]
     if name in table.old:
-        return f'it is called "{table.old[name]}" now'
+        return f'it is called "{table.old[name]}" now{_value_now(table.keys.get(table.old[name]), value)}'
     if name in ("enforce", "mode"):
         return 'write mode = "report" at the top of the file, in [user.NAME] or in [group.NAME]'
     near = units.nearest(name[: parse.SHOWN], [*table.known, *table.old])
@@ -129,6 +130,19 @@ def _meant(table: Table, path: Path, value: object) -> str:
     if homes:
         return f"it belongs in {' or '.join(homes)}"
     return "possible here: " + ", ".join(table.known)
+
+
+def _value_now(key: Key | None, value: object) -> str:
+    """Return ``: write KEY = VALUE`` if a value of the old key is written in another way today."""
+    if key is None:
+        return ""
+    if key.kind in (THREADS, TOTAL_THREADS):  # a number was a percentage, and is a number of multiprocessors today
+        if isinstance(value, int | float) and value is not True and 0 < value <= 100:
+            return f': write {key.name} = "{value:g}%"'
+        sms = value.get("sms") if isinstance(value, dict) else None
+        return f": write {key.name} = {parse.shown(sms)}" if isinstance(sms, int) else ""
+    word = parse.new_word(value, key.kind.schema.get("enum", ()))
+    return "" if word is None else f': write {key.name} = "{word}"'
 
 
 def _dotted(path: Path, value: Mapping[str, Any]) -> Path:

@@ -46,7 +46,7 @@ def choice(words: Mapping[str, str]) -> Kind:
     """One of some words, each with what it means (all of them, or none)."""
     forms = tuple(f"`{quoted(word)}`: {meaning}" for word, meaning in words.items() if meaning)
     forms = forms or (" or ".join(f"`{quoted(word)}`" for word in words),)
-    return Kind(parse.choice(*words, renamed=parse.OLD_WORDS), {"enum": list(words)}, forms, quoted)
+    return Kind(parse.choice(*words), {"enum": list(words)}, forms, quoted)
 
 
 def path(longest: int) -> Kind:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from mpsagent.mps import units
@@ -20,11 +19,12 @@ MOST_MEMORY = 100 << 40
 LEAST_SIZE = 16 << 20
 SHOWN = 40
 NEVER = "never"
-OLD_WORDS = {
-    "together": "one-server", "apart": "per-user", "own": "user", "shared": "all",
-    "leave": "unchanged", "quit": "restart-mps", "memory": "terminate-memory",
-}  # fmt: skip
-"""Words from before version 1.0. They are mistakes unless the key still has them."""
+OLD_WORDS: tuple[tuple[object, str], ...] = (
+    ("together", "one-server"), ("apart", "per-user"), ("own", "user"), ("own", "by-directory"), ("shared", "all"),
+    ("leave", "unchanged"), ("quit", "restart-mps"), ("memory", "terminate-memory"), (False, "report"),
+    (True, "enforce"),
+)  # fmt: skip
+"""Values from before version 1.0, each with the new word. They are mistakes unless the key still has them."""
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%", re.ASCII)
 _ORDINAL = re.compile(r"0|[1-9]\d{0,2}", re.ASCII)
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z][0-9A-Za-z./-]{0,95}", re.ASCII)
@@ -101,15 +101,20 @@ def flag(value: object) -> bool:
     return value
 
 
-def choice(*words: str, renamed: Mapping[str, str] = MappingProxyType({})) -> Callable[[object], str]:
-    """Return a parser for one of some words. ``renamed``: new words by those from before version 1.0."""
+def new_word(value: object, words: Collection[str]) -> str | None:
+    """Return the word, one of ``words``, that replaces a value from before version 1.0."""
+    return next((new for old, new in OLD_WORDS if old == value and new in words), None)
+
+
+def choice(*words: str) -> Callable[[object], str]:
+    """Return a parser for one of some words."""
     hint = "write " + " or ".join(f'"{word}"' for word in words)
 
     def parse(value: object) -> str:
         if isinstance(value, str) and value in words:
             return value
-        if isinstance(value, str) and renamed.get(value) in words:
-            raise wrong(f"{shown(value)} is not possible here", f'it is called "{renamed[value]}" now')
+        if (renamed := new_word(value, words)) is not None:
+            raise wrong(f"{shown(value)} is not possible here", f'it is called "{renamed}" now')
         near = units.nearest(value[:SHOWN], list(words)) if isinstance(value, str) else None
         raise wrong(f"{shown(value)} is not possible here", f'did you mean "{near}"?' if near else hint)
 

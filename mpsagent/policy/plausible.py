@@ -37,6 +37,7 @@ def in_itself(policy: Policy, texts: Sequence[tuple[str, str]] = ()) -> tuple[Po
         *_of_no_use(policy),
         *_doubts(policy),
         *_too_small(policy),
+        *_percentages(policy),
     )
     access = [(path, setting) for path, setting in policy.settings.items() if path[-1] == "access"]
     everybody = next((setting for path, setting in access if path == ("limits", "access")), None)
@@ -56,6 +57,15 @@ def _of_no_use(policy: Policy) -> Iterator[PolicyError]:
     if turns and policy.enforce and all(of(policy, name).sharing == "per-user" for name in names(policy)):
         problem = 'changes nothing: no instance has sharing = "turns", except on GPUs in EXCLUSIVE_PROCESS mode'
         yield turns[0].origin.wrong(problem, 'write sharing = "turns" in an instance, or leave [turn] out')
+
+
+def _percentages(policy: Policy) -> Iterator[PolicyError]:
+    """Warn about numbers of multiprocessors that look like percentages: before version 1.0 they were."""
+    for path, setting in policy.settings.items():
+        count = setting.value.count if isinstance(setting.value, values.Multiprocessors) else 0
+        if path[-1] in ("active_threads", "total_active_threads") and 0 < count <= 100 and count % 5 == 0:
+            problem = f"{count} without a percent sign means {count} multiprocessors"
+            yield setting.origin.wrong(problem, f'write "{count}%" if a percentage is meant')
 
 
 def _too_small(policy: Policy) -> Iterator[PolicyError]:

@@ -37,6 +37,7 @@ _COMPLAINTS = (
     ("Found invalid", "there is a control character", "remove it"),
 )  # fmt: skip
 _WRITTEN = (
+    (r"^\s*(?:mode|enforce)\s*=", 'write mode = "enforce" or mode = "report"'),
     (r"=\s*(?:no|yes|on|off|none|null|True|False)\s*(?:#.*)?$", "write true or false"),
     (r"=\s*\d+,\d+\s*(?:#.*)?$", "a number has a point and no comma: 33.3"),
     (r"=\s*\d+(?:\.\d+)?\s*%", 'a percentage needs quotes: "25%"'),

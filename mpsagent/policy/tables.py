@@ -54,7 +54,11 @@ def _root() -> Table:
     share = Table(
         "cgroup.PATTERN", "limits of each client process there, and of all together", rows, old=OLD_KEYS["limits"]
     )
-    instance = replace(_plain("instance", "instance.NAME"), tables={name: tables[name] for name in ("limits", "turn")})
+    instance = replace(
+        _plain("instance", "instance.NAME"),
+        tables={name: tables[name] for name in ("limits", "turn")},
+        old={**OLD_KEYS["instance"], "switch": "turn"},
+    )
     named = {
         "cgroup": Table("cgroup", SECTIONS["cgroup"], each=share, name=parse.cgroup),
         "user": Table("user", SECTIONS["user"], each=who, name=parse.user),

@@ -340,3 +340,20 @@ def test_limits_of_turns_without_turns_are_said_to_change_nothing() -> None:
         assert (warning.line, "changes nothing" in warning.problem) == (2, True)
         assert in_itself(policy(f'{text}[instance.a]\nsharing = "turns"\n')) == ()
         assert in_itself(policy(f"mode = 'report'\n{text}")) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [
+        ("[limits]\nactive_threads = 25\n", "means 25 multiprocessors"),
+        ("[user.alice]\ntotal_active_threads = 50\n", "means 50 multiprocessors"),
+        ("[cgroup.'/jobs/*']\nactive_threads = 100\n", "means 100 multiprocessors"),
+        ("[limits]\nactive_threads = 26\n", ""),
+        ("[limits]\nactive_threads = 120\n", ""),
+        ("[limits]\nactive_threads = '25%'\n", ""),
+    ],
+)
+def test_a_number_that_looks_like_a_percentage_is_warned_about(text: str, means: str) -> None:
+    """`threads = 25` was a percentage. Under the new name the same number is 19 % of an H200, and nothing said so."""
+    found = in_itself(policy(text))
+    assert [(one.line, means in one.problem, "%" in one.hint) for one in found] == [(2, True, True)] * bool(means)
