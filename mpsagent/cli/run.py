@@ -8,7 +8,7 @@ from mpsagent.cli import program
 from mpsagent.cli.options import span
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--timeout", "most", metavar="SPAN", callback=span,
               help='Terminate it if it waits longer for the GPU ("10m"), with exit status 75.')  # fmt: skip
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)

@@ -12,6 +12,7 @@ from mpsagent import __version__
 from mpsagent.cli import ask, client, completions, options, pages
 from mpsagent.cli.ask import UNHEALTHY, USAGE
 from mpsagent.cli.late import Late, beside
+from mpsagent.cli.renamed import Verbs
 
 _instance = click.option("--instance", metavar="NAME", shell_complete=completions.instances,
                          help="Only this instance of MPS, if there are several.")  # fmt: skip
@@ -24,7 +25,7 @@ def _beginning(*value: Any) -> Any:
     return event_lines.beginning(*value)
 
 
-@click.group(commands=Late(_LATE | beside()), context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Verbs, commands=Late(_LATE | beside()), context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--socket", "path", envvar="MPSAGENT_SOCKET", default=client.DEFAULT_SOCKET, show_default=True,
               metavar="FILE", help="The agent's socket.")  # fmt: skip
 @click.version_option(__version__, prog_name="mpsagent-cli")

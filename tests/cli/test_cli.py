@@ -172,6 +172,34 @@ def test_what_people_see_live_or_drawn_is_for_programs_too(served: Served) -> No
         assert json.loads(done.stdout).keys() == keys
 
 
+@pytest.mark.parametrize(
+    ("words", "now"),
+    [
+        ("restart", "It is called 'restart-mps' now."),
+        ("client terminate 5", "It is called 'terminate' now."),
+        ("lease end 5", "It is called 'lease delete' now."),
+        ("terminate 5 --deadline 2s", "It is called '--timeout' now."),
+        ("drain --deadline 2s", "It is called '--timeout' now."),
+        ("run --wait-at-most 2s true", "It is called '--timeout' now."),
+        ("run --sms true", ""),
+        ("lease add --sms 5 --until 1h", "It is called '--active-threads' now."),
+        ("lease add --threads 5", "It is called '--active-threads' now, with a percent sign: '25%'."),
+        ("lease add --total-threads 5", "It is called '--total-active-threads' now, with a percent sign: '25%'."),
+        ("lease add --memory 5G", "It is called '--memory-limit' now."),
+        ("lease add --total-memory 5G", "It is called '--total-memory-limit' now."),
+        ("status --threads 5", ""),
+    ],
+)
+def test_an_old_verb_or_option_has_its_new_name(words: str, now: str) -> None:
+    """Some had a wrong guess in its place, and `run` took an unknown option for the program."""
+    done = run(None, *words.split())
+    assert (done.returncode, "No such" in done.stderr) == (2, True), done
+    assert "It is called" not in done.stderr if not now else now in done.stderr
+    assert not now or "Did you mean" not in done.stderr
+    done = run(None, *words.split(), "--json")
+    assert now in json.loads(done.stdout)["error"]["detail"]
+
+
 def test_hostile_names_do_not_reach_the_terminal(served: Served) -> None:
     """A process may call itself anything: escape sequences, carriage returns, text that runs backwards."""
     client = served.backend.state.clients[501]
