@@ -25,7 +25,8 @@ help:
 	@echo 'make test-all         all other tests that need no GPU: booted systems, NVIDIA'"'"'s daemons, Slurm, scenes'
 	@echo 'make bench            the figures in docs/, measured here'
 	@echo 'make disorder         six users at their worst on the simulator: does every client get exactly its policy?'
-	@echo '                      (SHARING=together|apart, SERVER=shared, SEED=7, CLIENTS=1000, DISORDER_SECONDS=60, BUSY=2)'
+	@echo '                      (SHARING=turns|together|apart: turns, one-server, per-user of the policy; SERVER=own|shared, SEED=7,'
+	@echo '                      CLIENTS=1000, DISORDER_SECONDS=60, BUSY=2)'
 	@echo 'make fuzz             what others may send, made up for FUZZ_SECONDS each: handshake, link, orders, logs, policies, files'
 	@echo 'make world            gate and agent in a simulated world, from random seeds (WORLD_SECONDS=60, SEED=48 plays one again)'
 	@echo 'make hostile          a hostile day on the simulator, in each way of sharing: held or broke, and what honest users lost'
@@ -105,7 +106,8 @@ demo: $(STAMP)
 bench: $(STAMP)
 	@$(PY) benchmarks/bench.py
 
-# With bounds that a laptop stands: a minute, and what is left then is waited for.
+# With bounds for a laptop: a minute, then it waits for the clients that remain. SHARING and SERVER have the words of the measured
+# outputs: together is the policy's one-server, apart its per-user, own its server_scope user, shared its server_scope all.
 SHARING ?= turns
 SERVER  ?= own
 CLIENTS ?= 400

@@ -23,7 +23,8 @@ from mpsagent.agent import conditions
 from mpsagent.agent.orders import ORDERS
 from mpsagent.cli.verbs import cli
 from mpsagent.policy.files import load
-from mpsagent.policy.keys import KEYS
+from mpsagent.policy.keys import KEYS, OLD_KEYS, OLD_SECTIONS, REMOVED_KEYS
+from mpsagent.policy.parse import OLD_WORDS
 from tests import recordings
 from tests.nvidia import page
 
@@ -315,6 +316,35 @@ def test_pages_for_people_have_the_words_of_the_field(page: Path) -> None:
     words = re.sub(r"`[^`]*`", "", page.read_text(encoding="utf-8")).split()
     text = " ".join(one for one in words if not re.search(r"::|\]\(|/|\.(md|py|txt|json)\b", one))
     assert _OURS_ALONE.findall(text) == []
+
+
+# Old names that the field, MPS or the api use for something else as well.
+_STILL_USED = {"action", "control", "fault", "hang", "queue", "quit", "shared", "terminate", "leave"}
+
+
+def old_names(text: str) -> list[str]:
+    """Return names in code style that the policy had before today's, alone, as a key with its value, or as a value."""
+    old = {name for one in (*OLD_KEYS.values(), *REMOVED_KEYS.values(), OLD_SECTIONS, OLD_WORDS) for name in one}
+    gone = old - _STILL_USED - {key.name for key in KEYS} | {"sms"}
+    value = r'on_limit_exceeded = "(memory)"|(?:sharing|server_scope) = "(\w+)"'
+    named = re.compile(rf"{value}|[^\w(]*(?:[\w-]+\.)?(\w+)[^\w(]*(?: = .*)?")
+    found = [match for code in re.findall(r"`([^`\n]+)`", text) if (match := named.fullmatch(code))]
+    return [name for match in found for name in match.groups() if name in gone]
+
+
+@pytest.mark.parametrize("page", FOR_PEOPLE, ids=lambda page: page.name)
+def test_no_page_for_administrators_has_an_old_name_of_the_policy(page: Path) -> None:
+    """`policy check` refuses it. docs/develop/names.md alone lists the old names."""
+    assert old_names(page.read_text(encoding="utf-8")) == []
+
+
+def test_old_names_are_found() -> None:
+    assert old_names('`threads`, `{ sms = 26 }`, `"memory"`, `sharing = "apart"`, ``together``') == [
+        "threads", "sms", "memory", "apart", "together"
+    ]  # fmt: skip
+    assert old_names('`active_threads`, `on_stop = "quit"`, `server_scope = "user"`') == []
+    described = json.dumps(json.loads((ROOT / "mpsagent/api/openapi.json").read_text(encoding="utf-8")))
+    assert not re.search(r"``(apart|together)``", described)
 
 
 def test_every_document_can_be_found_from_the_first() -> None:

@@ -123,8 +123,8 @@ class Client(TypedDict):
     ``detached`` (left its server and lives), ``ending`` (the agent ends it; ``why`` says the reason).
     ``memory``: device memory in use, null: not known. ``utilization``: of its server at the last look, from 0 to 1,
     null: not known; ``shared``: other users were at work there too. ``limits``: those it was handed over with,
-    null: not known, or it waits; ``fail_safe``: the strictest, because its own were not confirmed. ``unseen``: not seen
-    by the gate, it came through another process. ``outcome``: how it will have ended, null: not known."""
+    null: not known, or it waits; ``fail_safe``: the fallback limits, because its own were not
+    confirmed. ``unseen``: not seen by the gate, it came through another process. ``outcome``: how it will have ended, null: not known."""
 
     pid: int
     uid: int
@@ -294,9 +294,10 @@ class Health(TypedDict):
 
 class Mode(TypedDict):
     """How the GPU is shared now; a changed policy may wait for clients at work. ``sharing``: ``turns`` (one user at a
-    time), ``together`` (all at once) or ``apart`` (all at once, each on a control daemon of the user's own);
-    ``server``: ``user`` (one for each turn, or for each user) or ``all`` (one for all users); ``enforced``: false
-    when the policy only reports; ``why``: why users take turns although the policy does not say so."""
+    time), ``one-server`` (all at once on one server) or ``per-user`` (all at once, each on a control daemon of the
+    user's own); ``server``: ``user`` (one for each turn, or for each user) or ``all`` (one for all users), the policy's
+    server_scope; ``enforced``: false when the policy's mode is ``report``; ``why``: why users take turns although the
+    policy does not say so."""
 
     sharing: str
     server: str
