@@ -34,24 +34,36 @@ def _counts(_: click.Context, option: click.Parameter, text: str) -> list[int]:
 
 
 @click.command()
-@click.option("--modes", callback=_names, metavar="LIST", help="Of off, turns, one-server, per-user, node.  "
-              "[default: all but node as root, else off,node]")  # fmt: skip
-@click.option("--workloads", callback=_names, metavar="LIST", help="Which ones; --list names them.  [default: all]")
+@click.option("--modes", callback=_names, metavar="LIST", help="Measure some of: off, turns, one-server, per-user, "
+              "node.  [default: all except node as root, else off,node]")  # fmt: skip
+@click.option(
+    "--workloads", callback=_names, metavar="LIST", help="Run these workloads. --list shows them.  [default: all]"
+)
 @click.option("--processes", callback=_counts, default="1,2,4,8,16", show_default=True, metavar="LIST",
-              help="How many at once, a run for each of these.")  # fmt: skip
-@click.option("--users", type=options.Whole(1, 48), default=2, show_default=True, help="Whose processes they are.")
-@click.option("--seconds", type=options.Number(0.2, 3600), default=5.0, show_default=True, help="For each run.")
-@click.option("--gpu", type=options.Whole(min=0), metavar="N", help="Which GPU.  [default: 0]")
+              help="Run each workload with each of these numbers of processes.")  # fmt: skip
+@click.option(
+    "--users", type=options.Whole(1, 48), default=2, show_default=True, help="Start the processes as this many users."
+)
+@click.option(
+    "--seconds",
+    type=options.Number(0.2, 3600),
+    default=5.0,
+    show_default=True,
+    help="Measure for this long in each run.",
+)
+@click.option("--gpu", type=options.Whole(min=0), metavar="N", help="Use the GPU with this index.  [default: 0]")
 @click.option("--provision", metavar="MIX", help="Compare rules for cutting the GPU for these workloads at once, each "
               "with its weight: launches=2,train=1; train*3=1 for three of one")  # fmt: skip
-@click.option("--python", metavar="FILE", help="A Python that has PyTorch.  [default: the first python3 on PATH]")
-@click.option("--svg", type=_file, metavar="FILE", help="The figures as a picture.")
-@click.option("--png", type=_file, metavar="FILE", help="The same.")
-@click.option("--html", type=_file, metavar="FILE", help="A page that needs nothing else.")
+@click.option(
+    "--python", metavar="FILE", help="Use this Python, which has PyTorch.  [default: the first python3 on PATH]"
+)
+@click.option("--svg", type=_file, metavar="FILE", help="Write the figures as an SVG picture.")
+@click.option("--png", type=_file, metavar="FILE", help="Write the figures as a PNG picture.")
+@click.option("--html", type=_file, metavar="FILE", help="Write the figures as one HTML page.")
 @options.json
-@click.option("--list", "only_list", is_flag=True, help="List the workloads, and measure nothing.")
-@click.option("--yes", is_flag=True, help="Begin without a question.")
-@click.option("--anyway", is_flag=True, help="Even while others work. It slows them down.")
+@click.option("--list", "only_list", is_flag=True, help="List the workloads. Do not measure.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--anyway", is_flag=True, help="Measure while other programs use the GPU, which slows them down.")
 @click.option("--simulated", type=click.Path(exists=True, file_okay=False, path_type=Path), hidden=True)
 @click.pass_obj
 def bench(

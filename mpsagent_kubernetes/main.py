@@ -33,35 +33,37 @@ log = logging.getLogger("mpsagent-kubernetes")
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(mpsagent.__version__, prog_name="mpsagent-kubernetes")
-@click.option("--resource", default="nvidia.com/mps-share", show_default=True, help="What pods ask for.")
+@click.option(
+    "--resource", default="nvidia.com/mps-share", show_default=True, help="Name the resource that pods request."
+)
 @click.option(
     "--shares",
     type=click.IntRange(1, 1000),
     default=100,
     show_default=True,
-    help="The number of shares of the GPU. Change it while no pod has shares.",
+    help="Divide the GPU into this many shares. Change the number only while no pod has shares.",
 )
 @click.option(
     "--share-memory/--no-share-memory",
     default=True,
     show_default=True,
-    help="Whether a share is also a share of the memory; else the user's limit of memory counts.",
+    help="Make a share also a share of the memory. Otherwise the user's memory limit applies.",
 )
 @click.option(
     "--processes-per-pod",
     type=click.IntRange(1, 48),
     default=1,
     show_default=True,
-    help="Processes of a pod that use its shares together, each an equal part. The next one waits.",
+    help="Let this many processes of a pod use its shares, each an equal part. Further processes wait.",
 )
-@click.option("--node", envvar="NODE_NAME", help="The node's name, for its condition and events. [env: NODE_NAME]")
-@click.option("--socket", default=DEFAULT_SOCKET, show_default=True, help="The agent's.")
+@click.option("--node", envvar="NODE_NAME", help="Set the node's name, for its condition and events. [env: NODE_NAME]")
+@click.option("--socket", default=DEFAULT_SOCKET, show_default=True, help="Connect to this socket of the agent.")
 @click.option("--plugins", type=Path, default="/var/lib/kubelet/device-plugins", show_default=True)
 @click.option("--pod-resources", type=Path, default="/var/lib/kubelet/pod-resources/kubelet.sock", show_default=True)
 @click.option("--logs", type=Path, default="/var/log/pods", show_default=True)
 @click.option("--cgroups", type=Path, default="/sys/fs/cgroup", show_default=True)
 @click.option("--patience", type=float, default=30.0, show_default=True,
-              help="Seconds that a container (20 at most) and the node's shares wait for an agent.")  # fmt: skip
+              help="Wait at most this many seconds for an agent (a container: 20).")  # fmt: skip
 def main(
     resource: str, shares: int, share_memory: bool, processes_per_pod: int, node: str | None, socket: str,
     plugins: Path, pod_resources: Path, logs: Path, cgroups: Path, patience: float,

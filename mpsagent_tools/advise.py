@@ -33,7 +33,7 @@ MEMORY = 0.5
 
 @click.command()
 @click.option("--since", callback=options.moment, default="7d", show_default=True, metavar="TIME",
-              help='"2d" for two days ago, 2026-11-22, "2026-11-22 08:00".')  # fmt: skip
+              help='Start at this time: "2d" for two days ago, 2026-11-22, "2026-11-22 08:00".')  # fmt: skip
 @options.json
 @click.pass_obj
 def advise(path: str, since: float, as_json: bool) -> None:

@@ -32,16 +32,20 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command()
-@click.option("--control", type=_file, help="A control.log.")
-@click.option("--server", type=_file, help="The server.log of it.")
-@click.option("--both", type=_file, help="What a control daemon in the foreground (-f) printed: both logs in one.")
+@click.option("--control", type=_file, help="Read this control.log.")
+@click.option("--server", type=_file, help="Read this server.log of the same daemon.")
+@click.option(
+    "--both", type=_file, help="Read the output of a control daemon in the foreground (-f): both logs in one."
+)
 @click.option("--since", callback=options.moment, default="1d", show_default=True, metavar="TIME",
-              help="Of the history, where no log is given.")  # fmt: skip
-@click.option("--until", callback=options.moment, metavar="TIME", help="Before this time; now.")
-@click.option("--policy", "files", multiple=True, type=_file, help="What would have been under this policy.")
-@click.option("--instance", metavar="NAME", help="Where there are several: of this one.")
+              help="Without logs, read the history from this time on.")  # fmt: skip
+@click.option(
+    "--until", callback=options.moment, metavar="TIME", help="Read the history until this time.  [default: now]"
+)
+@click.option("--policy", "files", multiple=True, type=_file, help="Show what would have happened under this policy.")
+@click.option("--instance", metavar="NAME", help="Use this instance of the policy, if there are several.")
 @click.option("--gpu", default="143155M,132", show_default=True, metavar="MEMORY,MULTIPROCESSORS",
-              help="The GPU that --policy assumes.")  # fmt: skip
+              help="Assume this GPU with --policy.")  # fmt: skip
 @timeline.pictures
 @click.pass_obj
 def replay(

@@ -26,14 +26,14 @@ _out = click.Path(dir_okay=False, path_type=Path)
 
 def pictures(command: Any) -> Any:
     """The options of a verb that draws."""
-    svg = click.option("--svg", type=_out, metavar="FILE", help="The picture; - for standard output.")
+    svg = click.option("--svg", type=_out, metavar="FILE", help="Write the picture to FILE; - is standard output.")
     return svg(options.json(command))
 
 
 @click.command()
 @click.option("--since", callback=options.moment, default="1d", show_default=True, metavar="TIME",
-              help='"2h" for two hours ago, 2026-11-22, "2026-11-22 08:00".')  # fmt: skip
-@click.option("--until", callback=options.moment, metavar="TIME", help="Before this time; now.")
+              help='Start at this time: "2h" for two hours ago, 2026-11-22, "2026-11-22 08:00".')  # fmt: skip
+@click.option("--until", callback=options.moment, metavar="TIME", help="End at this time.  [default: now]")
 @pictures
 @click.pass_obj
 def timeline(path: str, since: float, until: float | None, svg: Path | None, as_json: bool) -> None:

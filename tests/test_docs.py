@@ -489,6 +489,18 @@ def test_the_manual_has_each_option_of_each_verb_and_no_others() -> None:
     assert re.findall(r"^\.Cm (\w+)$", exceptions, re.MULTILINE) == without
 
 
+def test_the_help_of_each_option_is_a_sentence() -> None:
+    """It begins with what the option does: "Of off, turns" and "The same." told nothing without the line before."""
+    options = [one for _, verb in verbs() for one in verb.params if isinstance(one, click.Option) and not one.hidden]
+    helps = {one.help or "" for one in options}
+    assert len(helps) > 60
+    fragments = (
+        r"(A|An|All|Also|Before|By|Even|For|How|Its?|No|Of|Only|Or|The|Those|Until|What|When|Where|Which|Who|Whose)"
+    )
+    wrong = [one for one in helps if not one or re.match(rf"{fragments} ", one) or not one[0].isupper()]
+    assert wrong == []
+
+
 def test_every_verb_has_an_example_and_the_manuals_are_right() -> None:
     text = shown(MANUAL, *(ROOT / "docs").glob("*.md"), ROOT / "README.md")
     assert [one for one, _ in verbs() if not re.search(rf"mpsagent-cli {one}\b", text)] == []

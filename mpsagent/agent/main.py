@@ -49,18 +49,22 @@ log = structlog.get_logger("mpsagent")
 
 
 def main() -> None:
-    words = argparse.ArgumentParser("mpsagent", description="Makes NVIDIA MPS safe to leave on. Ask with mpsagent-cli.")
+    words = argparse.ArgumentParser(
+        "mpsagent", description="Run NVIDIA MPS for several users. mpsagent-cli shows its state."
+    )
     words.add_argument("--version", action="version", version=f"mpsagent, version {mpsagent.__version__}")
     run = words.add_subparsers(required=True, metavar="run").add_parser("run", help="run the agent in the foreground")
-    told = {"policy": "the policy; policy.d beside it is read too", "socket": "where people read, through the api",
-            "state-directory": "where is kept what the next agent has to know",
-            "run-directory": "hidden directories of the control daemons, and the link to the gate"}  # fmt: skip
+    told = {"policy": "read this policy, and policy.d in the same directory", "socket": "serve the api at this socket",
+            "state-directory": "keep the state for the next agent in this directory",
+            "run-directory": "keep the directories of the control daemons and the link to the gate here"}  # fmt: skip
     for name, about in told.items():
         default = getattr(Settings, name.replace("-", "_"))
         run.add_argument(f"--{name}", default=default, metavar="PATH", help=f"{about} ({default})")
     run.add_argument("--supervise", choices=("child", "systemd"), default="child",
-                     help="who runs the control daemon and the api: the agent itself, or systemd (child)")  # fmt: skip
-    run.add_argument("--devices", metavar="FILE", help="the GPUs, as JSON, instead of asking NVML (for the simulator)")
+                     help="start control daemon and api as children or with systemd (child)")  # fmt: skip
+    run.add_argument(
+        "--devices", metavar="FILE", help="read the GPUs from this JSON file and not from NVML (for the simulator)"
+    )
     run.add_argument("--log-format", choices=("auto", "journal", "text"), default="auto")
     asked = words.parse_args()
     configure_log(asked.log_format)

@@ -1,4 +1,4 @@
-"""``mpsagent-api``: shows people what the agent says. It has a user of its own, no right and no order to give."""
+"""``mpsagent-api`` serves the agent's state to users. It runs as its own user, without rights, and takes no orders."""
 
 from __future__ import annotations
 
@@ -37,9 +37,15 @@ PR_SET_NO_NEW_PRIVS = 38
 def main() -> None:
     words = argparse.ArgumentParser("mpsagent-api", description=__doc__)
     words.add_argument("--version", action="version", version=f"mpsagent-api, version {mpsagent.__version__}")
-    words.add_argument("--state-directory", metavar="DIRECTORY", help="where the history is kept; without it in memory")
-    words.add_argument("--public", type=int, metavar="FD", help="the listening socket; without it, systemd's")
-    words.add_argument("--pages", type=int, metavar="FD", help="a connection of the agent's, with which it ends")
+    words.add_argument(
+        "--state-directory", metavar="DIRECTORY", help="keep the history in this directory; without it, in memory"
+    )
+    words.add_argument(
+        "--public", type=int, metavar="FD", help="accept connections at this socket; without it, at systemd's"
+    )
+    words.add_argument(
+        "--pages", type=int, metavar="FD", help="read pages from this connection of the agent, and exit when it closes"
+    )
     words.add_argument("--user", type=int, metavar="UID", help="become this user")
     asked = words.parse_args()
     configure_log("auto")

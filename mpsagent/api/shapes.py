@@ -124,7 +124,8 @@ class Client(TypedDict):
     ``memory``: device memory in use, null: not known. ``utilization``: of its server at the last look, from 0 to 1,
     null: not known; ``shared``: other users were at work there too. ``limits``: those it was handed over with,
     null: not known, or it waits; ``fail_safe``: the fallback limits, because its own were not
-    confirmed. ``unseen``: not seen by the gate, it came through another process. ``outcome``: how it will have ended, null: not known."""
+    confirmed. ``unseen``: not seen by the gate, it came through another process. ``outcome``: how it will have ended,
+    null: not known."""
 
     pid: int
     uid: int

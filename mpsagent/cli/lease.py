@@ -34,17 +34,21 @@ def lease() -> None:
 
 
 @lease.command()
-@click.option("--uid", type=options.User(), help="The job's user, by uid or name.")
-@click.option("--cgroup", metavar="PATTERN", help='Its cgroup: "/slurm/uid_1001/job_17", or a unit or slice.')
-@click.option("--pid", type=options.Whole(min=1), help="A process; the job is this process and its descendants.")
+@click.option("--uid", type=options.User(), help="Set the job's user, by uid or name.")
+@click.option(
+    "--cgroup", metavar="PATTERN", help='Set the job\'s cgroup: "/slurm/uid_1001/job_17", or a unit or slice.'
+)
+@click.option("--pid", type=options.Whole(min=1), help="Set the job to this process and its descendants.")
 @click.option("--active-threads", type=SHARE, metavar="SHARE",
-              help='Multiprocessors for each client process: "25%" or their number.')  # fmt: skip
-@click.option("--memory-limit", metavar="SIZE", help='Device memory of each client process: "10G", "25%".')
-@click.option("--total-active-threads", type=SHARE, metavar="SHARE", help="Multiprocessors for all together.")
-@click.option("--total-memory-limit", metavar="SIZE", help="Memory on each device for all together.")
-@click.option("--max-clients", type=options.Whole(min=1), help="Client processes at a time.")
-@click.option("--until", required=True, metavar="TIME", help='"2h", or a time like 2026-11-22T18:00:00Z.')
-@click.option("--name", help="The batch system's name of the job. A lease with this name is replaced.")
+              help='Limit the multiprocessors of each client process: "25%" or their number.')  # fmt: skip
+@click.option("--memory-limit", metavar="SIZE", help='Limit the device memory of each client process: "10G", "25%".')
+@click.option("--total-active-threads", type=SHARE, metavar="SHARE", help="Limit the multiprocessors of the whole job.")
+@click.option("--total-memory-limit", metavar="SIZE", help="Limit the memory of the whole job on each device.")
+@click.option("--max-clients", type=options.Whole(min=1), help="Limit the number of client processes at a time.")
+@click.option(
+    "--until", required=True, metavar="TIME", help='End the lease: "2h" from now, or a time like 2026-11-22T18:00:00Z.'
+)
+@click.option("--name", help="Set the batch system's name of the job. It replaces a lease with the same name.")
 @options.json
 @click.pass_obj
 def add(
@@ -72,7 +76,9 @@ def add(
 
 
 @lease.command("list")
-@click.option("--waiting", is_flag=True, help="Only jobs whose processes wait: number, name and reason in one line.")
+@click.option(
+    "--waiting", is_flag=True, help="List only jobs whose processes wait: number, name and reason in one line."
+)
 @options.json
 @click.pass_obj
 def listed(path: str, waiting: bool, as_json: bool) -> None:
@@ -82,8 +88,8 @@ def listed(path: str, waiting: bool, as_json: bool) -> None:
 
 @lease.command()
 @click.argument("number", type=options.Whole(min=1), required=False)
-@click.option("--cgroup", metavar="PATTERN", help="All leases of this cgroup, written as they were given.")
-@click.option("--name", help="The lease with this name.")
+@click.option("--cgroup", metavar="PATTERN", help="Delete all leases of this cgroup, written as in `lease add`.")
+@click.option("--name", help="Delete the lease with this name.")
 @options.json
 @click.pass_obj
 def delete(path: str, number: int | None, cgroup: str | None, name: str | None, as_json: bool) -> None:

@@ -24,7 +24,9 @@ PEERS = 64
 @click.command()
 @click.option("--textfile", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
               help="Write FILE (NAME.prom) for node_exporter's textfile collector, whole or not at all.")  # fmt: skip
-@click.option("--listen", metavar="[HOST:]PORT", help="Serve /metrics there until stopped; without HOST on loopback.")
+@click.option(
+    "--listen", metavar="[HOST:]PORT", help="Serve /metrics at this address until stopped; without HOST on loopback."
+)
 @options.json
 @click.pass_obj
 def metrics(path: str, textfile: Path | None, listen: str | None, as_json: bool) -> None:

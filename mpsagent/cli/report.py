@@ -29,11 +29,16 @@ OF_USE = ("gpu", "util", "energy", "waited", "clients", "faults")
 
 @click.command()
 @click.option("--by", type=click.Choice(["user", "group", "day", "job"]), default="user", show_default=True,
-              help="A line for each of these.")  # fmt: skip
-@click.option("--job", metavar="NAME", help="Only this job, by the name of its lease.")
-@click.option("--since", callback=options.moment, metavar="TIME", help='First day ("7d", 2026-11-01); 30 days in all.')
-@click.option("--until", callback=options.moment, metavar="TIME", help="Last day; today.")
-@click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values; times in seconds.")
+              help="Add up by user, group, day or job.")  # fmt: skip
+@click.option("--job", metavar="NAME", help="Report only this job, by the name of its lease.")
+@click.option(
+    "--since",
+    callback=options.moment,
+    metavar="TIME",
+    help='Set the first day ("7d", 2026-11-01).  [default: 30 days ago]',
+)
+@click.option("--until", callback=options.moment, metavar="TIME", help="Set the last day.  [default: today]")
+@click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values, with times in seconds.")
 @click.option("--merge", is_flag=True, help="Add up FILES, which `report --json` has written on several nodes.")
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @options.json

@@ -15,7 +15,7 @@ from mpsagent.cli.late import Late, beside
 from mpsagent.cli.renamed import Verbs
 
 _instance = click.option("--instance", metavar="NAME", shell_complete=completions.instances,
-                         help="Only this instance of MPS, if there are several.")  # fmt: skip
+                         help="Use only this instance of MPS, if there are several.")  # fmt: skip
 _LATE = {name: f"mpsagent.cli.{name}" for name in ("lease", "metrics", "report", "run")}
 
 
@@ -27,7 +27,7 @@ def _beginning(*value: Any) -> Any:
 
 @click.group(cls=Verbs, commands=Late(_LATE | beside()), context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--socket", "path", envvar="MPSAGENT_SOCKET", default=client.DEFAULT_SOCKET, show_default=True,
-              metavar="FILE", help="The agent's socket.")  # fmt: skip
+              metavar="FILE", help="Connect to this socket of the agent.")  # fmt: skip
 @click.version_option(__version__, prog_name="mpsagent-cli")
 @click.pass_context
 def cli(ctx: click.Context, path: str) -> None:
@@ -47,7 +47,7 @@ for _page in (pages.status, pages.probe, pages.servers, pages.clients, pages.que
 
 
 @cli.command()
-@click.option("--strict", is_flag=True, help="Warnings count as problems.")
+@click.option("--strict", is_flag=True, help="Count warnings as problems.")
 @options.json
 @click.pass_obj
 def doctor(path: str, strict: bool, as_json: bool) -> None:
@@ -63,7 +63,7 @@ def doctor(path: str, strict: bool, as_json: bool) -> None:
 
 @cli.command()
 @click.option("--every", type=options.Number(0.2, 3600), default=2.0, show_default=True, metavar="SECONDS",
-              help="How often to look again.")  # fmt: skip
+              help="Refresh after this many seconds.")  # fmt: skip
 @options.json
 @click.pass_obj
 def top(path: str, every: float, as_json: bool) -> None:
@@ -78,12 +78,16 @@ def top(path: str, every: float, as_json: bool) -> None:
 @cli.command()
 @click.argument("user", required=False, shell_complete=completions.users)
 @click.option("-f", "--follow", is_flag=True, help="Continue with new events, even after a restart of the agent.")
-@click.option("--pid", type=options.Whole(min=1), shell_complete=completions.pids, help="Only of this process.")
-@click.option("--kind", shell_complete=completions.kinds, help="Only kinds that begin with this: client.ended, server.")
+@click.option(
+    "--pid", type=options.Whole(min=1), shell_complete=completions.pids, help="Show only events of this process."
+)
+@click.option(
+    "--kind", shell_complete=completions.kinds, help="Show only kinds that begin with this text: client.ended, server."
+)
 @click.option("--since", "beginning", callback=_beginning, metavar="TIME",
-              help='"2d" for two days ago, 2026-11-22, "2026-11-22 08:00"; or after a cursor: 1234.')  # fmt: skip
-@click.option("--until", callback=options.moment, metavar="TIME", help="Before this time.")
-@click.option("-n", "--lines", type=options.Whole(1, 1000), help="How many at most (20, or 1000 with one of these).")
+              help='Start at this time ("2d": two days ago, 2026-11-22, "2026-11-22 08:00") or cursor.')  # fmt: skip
+@click.option("--until", callback=options.moment, metavar="TIME", help="End at this time.")
+@click.option("-n", "--lines", type=options.Whole(1, 1000), help="Show at most this many (20; with a filter 1000).")
 @options.json
 @click.pass_obj
 def events(
@@ -113,9 +117,9 @@ def policy() -> None:
 
 @policy.command()
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--strict", is_flag=True, help="Warnings count as mistakes.")
+@click.option("--strict", is_flag=True, help="Count warnings as mistakes.")
 @click.option("--devices", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="The GPUs to compare with, as JSON, instead of this machine's.")  # fmt: skip
+              help="Compare with the GPUs in this JSON file instead of this machine's GPUs.")  # fmt: skip
 @options.json
 def check(files: tuple[Path, ...], strict: bool, devices: Path | None, as_json: bool) -> None:
     """Report every mistake in policy files, with its line and a hint.
@@ -160,7 +164,7 @@ def policy_diff(path: str, as_json: bool) -> None:
 
 @policy.command()
 @click.argument("user", shell_complete=completions.users)
-@click.option("--cgroup", metavar="PATH", help="Also of a process of this user in this cgroup.")
+@click.option("--cgroup", metavar="PATH", help="Also show the limits of the user's processes in this cgroup.")
 @options.json
 @click.pass_obj
 def explain(path: str, user: str, cgroup: str | None, as_json: bool) -> None:
@@ -179,10 +183,10 @@ def explain(path: str, user: str, cgroup: str | None, as_json: bool) -> None:
 
 @cli.command()
 @click.argument("pid", type=options.Whole(min=1), required=False, shell_complete=completions.pids)
-@click.option("--job", metavar="NAME", help="All clients of the job with this lease.")
-@click.option("--cgroup", metavar="PATTERN", help="All clients in a cgroup, written as in the policy.")
-@click.option("--mine", is_flag=True, help="All clients of the user who asks.")
-@click.option("--now", is_flag=True, help="Without the hook and the grace before the end.")
+@click.option("--job", metavar="NAME", help="Terminate all clients of the job with this lease.")
+@click.option("--cgroup", metavar="PATTERN", help="Terminate all clients in a cgroup, written as in the policy.")
+@click.option("--mine", is_flag=True, help="Terminate all your clients.")
+@click.option("--now", is_flag=True, help="Skip the hook and the grace period.")
 @click.option("--dry-run", is_flag=True, help="Only show the steps.")
 @click.option("--no-wait", is_flag=True, help="Do not wait for the end.")
 @click.option("--timeout", metavar="SPAN", callback=options.span, help='Wait at most this long ("20s"; 2m).')
@@ -302,8 +306,9 @@ def reload(path: str, as_json: bool) -> None:
 
 
 @cli.command()
-@click.option("--format", "form", type=click.Choice(["shell", "cdi", "docker", "slurm", "json"]), default="shell")
-@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option("--format", "form", type=click.Choice(["shell", "cdi", "docker", "slurm", "json"]), default="shell", show_default=True,
+              help="Print the environment for this program.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, as --format json does.")
 @click.option("--give-way", is_flag=True, help="Also set MPS's lower priority: kernels of others run first.")
 @click.option("--partitioning", is_flag=True, help="Also set partitioning by context, within your thread limit.")
 @_instance

@@ -38,7 +38,7 @@ def main() -> None:
 @_link
 @_state
 def run(public: Path, daemon: Path, link: Path, state: Path) -> None:
-    """Serve. The listening sockets come from the service manager (control, control_privileged)."""
+    """Serve clients. The listening sockets come from the service manager (control, control_privileged)."""
     del public  # the sockets are bound already
     from mpsagent.gate import service  # here: `keep` needs none of it, and stays in memory as long as the node is up
     from mpsagent.gate.loop import Options
@@ -50,9 +50,9 @@ def run(public: Path, daemon: Path, link: Path, state: Path) -> None:
 @_public
 @_daemon
 @_state
-@click.option("--threads", type=float, default=None, help="Active thread percentage for everybody.")
+@click.option("--threads", type=float, default=None, help="Set the active thread percentage of all users.")
 def pass_(public: Path, daemon: Path, state: Path, threads: float | None) -> None:
-    """Serve everybody with the fallback limits, without an agent."""
+    """Serve all users with the fallback limits, without an agent."""
     from mpsagent.gate import service
     from mpsagent.gate.loop import Options
 
@@ -70,7 +70,10 @@ def pass_(public: Path, daemon: Path, state: Path, threads: float | None) -> Non
 @_link
 @_state
 def keep(public: Path, daemon: Path, link: Path, state: Path) -> None:
-    """Without systemd: bind the sockets, run the gate, keep what it holds, start it again when it dies."""
+    """Bind the sockets and keep a gate running without systemd.
+
+    The connections and files that the gate holds outlive the gate.
+    """
     keeper.raise_file_limit()
     arguments = ["--public", str(public), "--daemon", str(daemon), "--link", str(link), "--state", str(state)]
     try:
