@@ -306,8 +306,8 @@ def reload(path: str, as_json: bool) -> None:
 
 
 @cli.command()
-@click.option("--format", "form", type=click.Choice(["shell", "cdi", "docker", "slurm", "json"]), default="shell", show_default=True,
-              help="Print the environment for this program.")  # fmt: skip
+@click.option("--format", "form", type=click.Choice(["shell", "cdi", "docker", "slurm", "json"]), default="shell",
+              show_default=True, help="Print the environment for this program.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, as --format json does.")
 @click.option("--give-way", is_flag=True, help="Also set MPS's lower priority: kernels of others run first.")
 @click.option("--partitioning", is_flag=True, help="Also set partitioning by context, within your thread limit.")
