@@ -247,8 +247,9 @@ def ending(kept: Mapping[str, Any], now: float) -> inp.Resumed:
 
 def take_up_turn(core: Core, kept: Mapping[str, Any], told: Iterable[inp.Input], now: float) -> None:
     """Before the engine decides for the first time: the turn goes on where the earlier agent was with it, when its user
-    has a client among what the gate has ``told``. No time is later than ``now``: no user is to wait for one in the
-    future."""
+    has a client among what the gate has ``told``. The users who waited may have left meanwhile: an end that was not
+    announced is counted from the first one who waits now. No time is later than ``now``: no user is to wait for one in
+    the future."""
     with suppress(*_DAMAGED):
         served = {int(uid): min(now, _number(at)) for uid, at in kept["served"][:MOST]}
         core.memories = replace(core.memories, turns=Memory(served=served))
@@ -259,10 +260,14 @@ def take_up_turn(core: Core, kept: Mapping[str, Any], told: Iterable[inp.Input],
         uid, since, contested, warned, end, *more = kept["turn"]
         signalled = None if more == [None] else frozenset((int(pid), int(start)) for pid, start in chain(*more[:1]))
         contested, warned, end = (None if at is None else min(now, _number(at)) for at in (contested, warned, end))
-        turn = Turn(int(uid), min(now, _number(since)), contested, warned, end)
         each = [one.what if isinstance(one, inp.Of) else one for one in told]
+        said = [one.what for one in each if isinstance(one, inp.GateSaid)]
+        others = [one.since for one in said if isinstance(one, link.Knock | link.Known) and one.uid != int(uid)]
+        if contested is not None and warned is None and others:
+            contested = max(contested, min(others))
+        turn = Turn(int(uid), min(now, _number(since)), contested, warned, end)
         users = {one.peer.uid for one in each if isinstance(one, inp.ClientRemembered)}
-        users |= {one.what.uid for one in each if isinstance(one, inp.GateSaid) and isinstance(one.what, link.Known)}
+        users |= {one.uid for one in said if isinstance(one, link.Known)}
         if turn.uid in users:
             rest = {one: at for one, at in core.memories.turns.suspended.items() if one != turn.uid}
             turn = replace(turn, phase=turn.reached if end is None else "ending")

@@ -155,6 +155,19 @@ def test_a_turn_in_its_grace_is_warned_once_and_its_grace_does_not_begin_anew() 
     assert "turn.warning" in kinds(third.receive_all(events, later).actions), "without what was kept it would be"
 
 
+def test_a_turn_ends_by_those_who_wait_and_not_by_those_who_have_left() -> None:
+    """Who waited had lost their places with a gate and an agent that were away for 20 s. The next one to come ended the
+    turn at once (world, habits, seed 790000845)."""
+    row = [1001, 900.0, 960.0, None, None]
+    for since, warned in ((955.0, True), (995.0, False)):
+        one, events = core(), told(at_work(), waits(since))
+        saved.take_up_turn(one, {"turn": row}, events, NOW)
+        assert ("turn.warning" in kinds(one.receive_all(events, NOW).actions)) is warned
+    one, events = core(), told(at_work(), waits(995.0))
+    saved.take_up_turn(one, {"turn": [*row[:3], 970.0, None]}, events, NOW)
+    assert "turn.ending" in kinds(one.receive_all(events, NOW).actions), "that was announced"
+
+
 def test_a_client_is_sent_the_signal_of_the_warning_once() -> None:
     """A second SIGINT makes many programs stop without saving."""
     text = '[turn]\ntime_limit = "10s"\ngrace = "20s"\nwarning_signal = "SIGINT"\n'
