@@ -71,9 +71,8 @@ class KnownProcesses:
 
     def _name(self, known: KnownProcess) -> str:
         """Return the name in the store, which carries the knowledge of this process to a later gate."""
-        limits = None if known.most is None else known.limits
         own = self._queue.is_own(known.process)
-        of = known.uid, known.gid, known.start, known.since, limits, known.instance
+        of = known.uid, known.gid, known.start, known.since, known.limits, known.instance
         return str(KnownName(*of, unseen=known.unseen, own=own, most=known.most, bare=not known.context))
 
     def _replace(self, known: KnownProcess, pidfd: int, name: str) -> None:
@@ -148,7 +147,7 @@ class KnownProcesses:
             return False
         known = KnownProcess(
             pid, said.uid, said.gid, said.start, said.since, said.limits, 0 if said.unseen else 1, instance, True,
-            most=said.most or said.limits, unseen=said.unseen, context=not said.bare,
+            most=said.most, unseen=said.unseen, context=not said.bare,
         )  # fmt: skip
         if said.left:
             self._queue.leave(known)

@@ -492,14 +492,15 @@ class Queue:
 
     def limits_for(self, held: Held, user: User, admissions: Admissions) -> Limits:
         """What it is handed over with: its own limits, or its user's. A process that works already keeps what it has
-        where that were limits of its own, or where more would not fit."""
+        where that were limits of its own, or where more would not fit. If that is not known, it gets what a new one
+        gets."""
         known, named = self._known.get(held.process), admissions.processes.get(held.process)
         wanted = user.limits if named is None else named.limits
-        if known is None:
+        if known is None or known.limits is None:
             if user.named:
                 self._own[held.process] = self._job(held.process, admissions)
             return wanted
-        if known.limits is None or (user.total is None and held.process not in self._own):
+        if user.total is None and held.process not in self._own:
             return wanted
         fits = held.process not in self._own and self._fits(held, wanted, user, user, admissions)
         return wanted if fits else known.limits

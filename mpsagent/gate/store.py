@@ -47,7 +47,7 @@ class ConnectionName:
 class KnownName:
     """The pidfd of a process that was handed over, or came through another one (``unseen``); ``left``: it has left its
     server, and only its instance counts. ``since`` in seconds. ``limits`` None: unknown; ``most``: the most that any of
-    its hand-overs gave it, None: the last one did; ``own``: its limits are its own, not those of its user;
+    its hand-overs gave it, None: unknown; ``own``: its limits are its own, not those of its user;
     ``bare``: it has not asked for a context."""
 
     uid: int
@@ -85,16 +85,16 @@ class DaemonName:
 
     def __str__(self) -> str:
         numbers = (self.number, self.generation, self.uid, self.gid, int(self.fail_safe))
-        return _name("e" if self.own else "d", numbers, self.limits, self.instance)
+        return _name("e" if self.own else "d", numbers, self.limits, self.instance, self.limits)
 
 
-def _name(letter: str, numbers: Iterable[int], limits: Limits | None, instance: str, most: Limits | None = None) -> str:
+def _name(letter: str, numbers: Iterable[int], limits: Limits | None, instance: str, most: Limits | None) -> str:
     """Return the name without the limits if it would be too long with them."""
     words = [*map(_short, numbers), *([] if limits is None else _limit_words(limits))]
-    if limits is not None and most is not None and most != limits:
-        words += [MOST, *_limit_words(most)]
+    if limits is not None and most != limits:
+        words += [MOST, *([] if most is None else _limit_words(most))]
     text = letter + ".".join(words) + (f"@{instance}" if instance else "")
-    return text if limits is None or len(text) < LONGEST_NAME else _name(letter, numbers, None, instance)
+    return text if limits is None or len(text) < LONGEST_NAME else _name(letter, numbers, None, instance, None)
 
 
 def _limit_words(limits: Limits) -> list[str]:
@@ -127,7 +127,7 @@ def _parsed(text: str) -> ConnectionName | KnownName | DaemonName | None:
         numbers = [_long(word) for word in words[:count]]
         end = words.index(MOST) if count == 4 and MOST in words else len(words)
         limits = _limits_of(words[count:end]) if end > count else None
-        most = _limits_of(words[end + 1 :]) if end < len(words) else None
+        most = limits if end == len(words) else _limits_of(words[end + 1 :]) if words[end + 1 :] else None
     except (ValueError, IndexError):
         return None
     if count == 5:

@@ -30,7 +30,7 @@ LIMITS = Limits(10.0, {0: 2 << 30})
 DESCRIPTORS = (
     ConnectionName(3, 7),
     ConnectionName(4, 8, privileged=True),
-    KnownName(B, B, 5, 998.0, LIMITS),
+    KnownName(B, B, 5, 998.0, LIMITS, most=LIMITS),
     KnownName(B, B, 6, 999.0, None, "gpu1", unseen=True),
     KnownName(B, B, 9, 997.0, None, "gpu1", left=True),
     DaemonName(3, 1, A, A, False, LIMITS),

@@ -78,7 +78,7 @@ def test_a_gate_goes_on_with_the_connections_that_the_one_before_has_stored(rele
     ours = [
         ConnectionName(3, 7),
         ConnectionName(4, 8, privileged=True),
-        KnownName(SECOND, SECOND, 5, 998.0, limits),
+        KnownName(SECOND, SECOND, 5, 998.0, limits, most=limits),
         KnownName(SECOND, SECOND, 6, 999.0, None, "gpu1", unseen=True),
         KnownName(SECOND, SECOND, 9, 997.0, None, "gpu1", left=True),
         DaemonName(3, 1, FIRST, FIRST, False, limits),

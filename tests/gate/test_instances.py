@@ -155,6 +155,8 @@ def test_who_has_asked_for_an_instance_waits_there_and_nowhere_else() -> None:
     "name",
     [
         KnownName(5, 6, 7, 8.0, Limits(20, {0: 1 << 30}), "gpu-0.a_B"),
+        KnownName(5, 6, 7, 8.0, Limits(20), "gpu0", most=Limits(20)),
+        KnownName(5, 6, 7, 8.0, Limits(20), "gpu0", most=Limits(30)),
         KnownName(5, 6, 7, 8.0, None, "gpu0"),
         KnownName(5, 6, 7, 8.0, None, "gpu0", left=True),
         KnownName(5, 6, 7, 8.0, Limits(20), "gpu0", bare=True),

@@ -49,6 +49,24 @@ def test_limits_of_its_own_stay_when_only_the_agent_knows_them(rig: Rig) -> None
     assert (served["threads"], served["memory"]) == ("20.0", {"0": 4096})
 
 
+def test_limits_of_its_own_stay_when_those_before_are_not_known_and_the_gate_is_killed(rig: Rig) -> None:
+    """Gate and agent were installed again: the most that it was given stays unknown, and its limits do not."""
+    _, agent = rig.start()
+    client = rig.waiting_client(A)
+    knock = agent.wait(Knock)
+    agent.say(Found(client.pid, A, knock.start, None, connections=2, own=True))
+    named = Named(client.pid, knock.start, limits(20, 4))
+    agent.say(admissions(replace(USER, named=True), processes={named.key: named}, number=1))
+    client.served()
+    agent = next_gate(rig)
+    known = agent.wait(Known)
+    assert (known.limits, known.most) == (limits(20, 4), None)
+    agent.say(admissions(replace(USER, named=True), number=2))
+    client.more()
+    second = client.served(2)
+    assert (second["threads"], second["memory"]) == ("20.0", {"0": 4096})
+
+
 def test_limits_that_are_enforced_no_more_are_lifted_by_a_later_gate_too(rig: Rig) -> None:
     """bob had alice's limits, in a policy with `mode = 'report'`."""
     _, agent = rig.start(admissions(User(A, "all", limits(20, 4))))

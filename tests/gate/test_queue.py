@@ -511,6 +511,21 @@ def test_a_process_with_limits_of_its_own_keeps_them() -> None:
     assert not made._own
 
 
+def test_limits_of_its_own_are_kept_when_those_before_were_not_known() -> None:
+    """Gate and agent were installed again. Its second context afterwards escaped its cgroup's limits (world, habits,
+    seed 790000675)."""
+    made, user = queue(), User(A, "all", Limits(20.0), named=True)
+    process = KnownProcess(70, A, A, 5, 0.0, None)
+    made.know(process)
+    for connection, table in ((1, admits(user, processes={(70, 5): Named(70, 5, Limits(7.0))})), (2, admits(user))):
+        made.add(held(connection, A, pid=70))
+        chosen = made.next(0.0, table)
+        assert chosen is not None
+        process.given(limits := made.limits_for(chosen, user, table))
+        made.remove(connection)
+        assert limits == Limits(7.0)
+
+
 # --- jobs -------------------------------------------------------------------------------------------------------------
 
 

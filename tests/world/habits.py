@@ -720,7 +720,16 @@ class Living(Overseeing):
                 self.fail(f"client {one.pid} was warned, ended by itself, and is on record as ended")
 
     def _comes_again(self, pid: int) -> bool:
-        return any(one.kind == "returning" for one in self.lives if one.process.pid == pid)
+        """It leaves its server and comes again; or its server ended between its channel and its first context, while
+        the gate held it: then it has left, and is let in once more."""
+        return any(
+            one.kind == "returning"
+            or any(
+                kind in ("daemon", "server") and (one.given or at) < at < (one.worked or one.left or self.now)
+                for at, kind in self.faults
+            )
+            for one in self.lives if one.process.pid == pid
+        )  # fmt: skip
 
 
 def _texts(what: Any) -> Iterator[str]:
