@@ -39,7 +39,11 @@ def of_lane(one: T, lane: Key) -> T:
 
 
 def put(state: State, server: Server) -> State:
-    return state.changed(servers=bounded({**state.servers, server.pid: server}, _MOST_SERVERS))
+    """With this server in its own lane, which need not be the lane that the state is of."""
+    key = next((key for key, lane in state.lanes.items() if server.pid in lane.servers), state.key)
+    lane = state.lanes[key]
+    servers = bounded({**lane.servers, server.pid: server}, _MOST_SERVERS)
+    return replace(state, lanes={**state.lanes, key: replace(lane, servers=servers)})
 
 
 def held_up(state: State, uid: int, seconds: float) -> State:

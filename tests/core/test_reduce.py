@@ -132,6 +132,19 @@ def test_a_stopped_server_may_notice_a_death_when_it_runs_again() -> None:
     assert later.servers[100].doubt == state.servers[100].doubt
 
 
+def test_a_stopped_server_stays_in_the_lane_of_its_user() -> None:
+    """It was put into the lane of all users as well, and was shown for ever after its end."""
+    lines = [ev.ContextConnected(2, 100, 200, 0), ev.ContextConnected(2, 100, 200, 1)]
+    user = [inp.Of(1001, one) for one in (inp.ControlRuns(0, 10, 0, "/s"), *READY, *lines)]
+    state = knocked(apply_all(State(), [inp.LaneOpened(0, 1001), *user]), 1)
+    state = apply(
+        state, inp.Of(1001, said.passed(1.5, 1, inp.Peer(200, 1001, 0, PEER.start), Limits(20.0), False, 0.1))
+    )
+    state = apply_all(state, [inp.ProcessEnded(4.3, 200), inp.ProcessesSeen(4.5, frozenset({100}), {}, {})])
+    assert state.servers[100].doubt.until > 5.5
+    assert [set(one.servers) for one in state.lanes.values()] == [set(), {100}]
+
+
 def test_the_server_itself_says_how_many_clients_it_takes() -> None:
     """48 since Volta (recording 02, R13); older devices take 16, and less is not believed."""
     state = daemon(*READY)

@@ -220,7 +220,11 @@ class Judges:
 
     def harms_until(self, at: float) -> float:
         """A server that waits for a hostile client reacts to what happened in that time, or just before, when that one
-        has gone and the gate has finished its handshake."""
+        has gone and the gate has finished its handshake. A gate that is stopped leads a client to what has died when it
+        goes on."""
+        for begin, seconds in self.stops:
+            if (begin, "gate") in self.faults and begin - HARM <= at <= begin + seconds:
+                at = begin + seconds + HARM
         hostile = [one for one in self.lives if not one.honest and one.given is not None]
         for one in sorted(hostile, key=lambda one: one.given or 0.0):
             given = one.given or 0.0

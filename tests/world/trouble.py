@@ -969,7 +969,7 @@ def machine(chance: random.Random, seed: int) -> Day:
     if faults[0].what == "reinstall":
         return _reinstalled(chance, seed, faults[0])
     return Day(seed, way, tuple(comings), tuple(faults), LIMITS, name="machine",
-               preempt=chance.choice((0.0, 0.02, 0.1)), until=400.0)  # fmt: skip
+               preempt=chance.choice((0.0, 0.02, 0.1)), until=600.0)  # fmt: skip
 
 
 def _reinstalled(chance: random.Random, seed: int, fault: Fault) -> Day:
