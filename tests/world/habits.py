@@ -105,7 +105,8 @@ class Habit(Day):
 @dataclass(slots=True, eq=False)
 class Habits(GuestLife):
     """``had``: the limits of each hand-over; ``beyond``: since when it uses too much memory; ``asked_at``: since when
-    MPS is asked to end it; ``why``: why it may be ended; ``hooks``: when each run of its hook began and ended."""
+    MPS is asked to end it; ``why``: why it may be ended; ``reason``: the same when its last hook began; ``hooks``: when
+    each run of its hook began and ended."""
 
     coming: Guest | None = None
     had: list[Limits] = field(default_factory=list)
@@ -118,6 +119,7 @@ class Habits(GuestLife):
     ranks: list[Habits] = field(default_factory=list)
     in_kernel: bool = False
     killed: bool = False
+    reason: str = ""
 
 
 class Worker(Client):
@@ -426,6 +428,7 @@ class Lived(Administered):
         for life in self.judges.lives:
             if life.process.pid == subject.get("pid") and life.process.alive:
                 life.hooks.append(run)
+                life.reason = next(self.judges.reasons(life), "")
         takes = deadline * self.chance.uniform(0.1, 1.2)
         if self.chance.random() < 0.4:
             for one in self.who("agent"):
@@ -567,7 +570,8 @@ class Living(Overseeing):
         """A client that works is ended by a rule of the policy, behind its hook and its warning."""
         if life.why or life.error is not None or life.over is not None or not self.served(life):
             return
-        life.why = next(self._reasons(life), "")
+        begun = bool(life.hooks) and self.now - life.hooks[-1][0] < 2 * SETTLES  # goes on after a reinstallation
+        life.why = next(self.reasons(life), life.reason if begun else "")
         what = f"client {life.process.pid} of user {life.uid}"
         if not life.why:
             used, limits = self.world.uses.get(life.process.pid, ("", 0))[1], life.limits
@@ -592,7 +596,7 @@ class Living(Overseeing):
         if worked < LAST and not self.near(SETTLES):
             self.fail(f"{what} was admitted {worked:.2f} s before its turn's end")
 
-    def _reasons(self, life: Habits) -> Iterator[str]:
+    def reasons(self, life: Habits) -> Iterator[str]:
         plan, now = self.world.plan, self.now
         if any(one.what == "terminate" and one.body.get("pid") == life.process.pid for one in self.world.orders):
             yield "order"
