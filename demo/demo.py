@@ -1,8 +1,8 @@
-"""Half a minute of agent and gate at work: four users do ordinary and nasty things on a simulated GPU.
+"""Half a minute of agent and gate: four users do ordinary and harmful things on a simulated GPU.
 
-The first scene shows the default, which is an empty policy. The other scenes show one policy with limits and turns, and
-the agent's own events as they happen. The output and the exit statuses of the users' programs decide the summary. Exit
-status 0: the default and the four promises were kept. Exit status 1: one of them was not.
+The first scene shows the default, which is an empty policy. The other scenes show one policy with memory limits and
+turns, and the agent's own events as they happen. The output and the exit statuses of the users' programs decide the
+summary. Exit status 0: the default and the four promises were kept. Exit status 1: one of them was not.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -23,15 +24,15 @@ from demo.verdict import Facts, judge, judge_default
 ALICE, BOB, CAROL, DAVE = 20001, 20002, 20003, 20004
 NAMES = {ALICE: "alice", BOB: "bob", CAROL: "carol", DAVE: "dave"}
 LIMITS: dict[int, tuple[float, str]] = {
-    ALICE: (60.0, "25%"),
-    BOB: (30.0, "3G"),
-    CAROL: (20.0, "2G"),
-    DAVE: (10.0, "1G"),
+    ALICE: (100.0, "25%"),
+    BOB: (100.0, "3G"),
+    CAROL: (100.0, "2G"),
+    DAVE: (100.0, "1G"),
 }
-"""Percent of the multiprocessors, and device memory as the policy has it."""
+"""Percent of the multiprocessors, and device memory as the policy has it. With turns each user has the whole GPU: a
+smaller share would leave the rest of it idle."""
 POLICY = """\
 [limits]
-active_threads = '10%'
 memory_limit = "1G"
 {users}
 [turn]
@@ -48,7 +49,7 @@ on_stop = "quit"
 
 
 class Demo:
-    """The scenes. Without root all four are the same user to the kernel: there are no turns, and it is said."""
+    """The scenes. Without root all four are one user to the kernel: there are no turns, and the demo says so."""
 
     def __init__(self, stage: Stage, show: Show, facts: Facts, *, quick: bool) -> None:
         self.stage, self.show, self.facts, self.quick = stage, show, facts, quick
@@ -68,28 +69,33 @@ class Demo:
                 scene()
 
     def works(self) -> None:
-        self.show.scene("Ordinary work: a client gets its user's limits from its first moment")
+        self.show.scene("Ordinary work: a program has its user's limits from its start")
         client = self.start(ALICE, "sleep", "0.5", doing="starts to work")
         client.wait()
         sms, free = client.limits() or (0, 0)
         self.show.deed(ALICE, f"could use {sms} of 132 multiprocessors and {free} MiB")
 
     def waits(self) -> None:
-        self.show.scene("Two users: the second waits at the gate, and is let in as soon as the first has left")
+        self.show.scene(
+            "Two users: the second waits, sees why and until when, and is admitted as soon as the first has left"
+        )
         first = self.start(ALICE, "work", "100" if self.quick else "150", doing="works")
         first.saw("^ctx")
         second = self.start(BOB, "sleep", "0.5", doing="wants the GPU as well")
+        self.answered(second)
         first.wait()
         second.saw("^ctx")
         self.facts.changed(first, second)
         second.wait()
 
     def blocks(self) -> None:
-        self.show.scene("Connections that say nothing, and an open front-end: one alone would stop MPS for all")
+        self.show.scene(
+            "Silent connections and an open front-end: without mpsagent each of them blocks MPS for all users"
+        )
         self.stage.guest(DAVE, "silent", 50)
-        self.show.deed(DAVE, "connects fifty times to the control socket and says nothing")
+        self.show.deed(DAVE, "opens fifty connections to the control socket and sends nothing")
         self.stage.guest(CAROL, "front-end")
-        self.show.deed(CAROL, "opens nvidia-cuda-mps-control and goes for lunch")
+        self.show.deed(CAROL, "starts nvidia-cuda-mps-control and leaves it open")
         client = self.start(BOB, "query", doing="wants the GPU")
         client.saw("^ctx")
         self.facts.blocked(client)
@@ -100,14 +106,17 @@ class Demo:
         self.facts.outage("a front-end beside an open one", time.time() - began, limit=1.0)
 
     def starves(self) -> None:
-        self.show.scene("Starvation: carol starts client after client and stops one; MPS would never let dave in")
-        greedy = [self.start(CAROL, "sleep", "1.5", doing="starts a client every half second, for ever")]
+        self.show.scene(
+            "Starvation: carol starts program after program and stops one. MPS alone would never serve dave"
+        )
+        greedy = [self.start(CAROL, "sleep", "1.5", doing="starts a program every half second without an end")]
         greedy[0].saw("^ctx")
         stopped = self.start(CAROL, "sleep", "600")
         stopped.saw("^ctx")
         stopped.signal(signal.SIGSTOP)
         self.show.deed(CAROL, f"stops one of them (SIGSTOP {stopped.pid})")
         patient = self.start(DAVE, "query", doing="waits for a turn")
+        self.answered(patient)
         while patient.served() is None and patient.ended is None:
             if time.time() - patient.began > 60:
                 raise StageError("dave was not served within a minute")
@@ -120,7 +129,9 @@ class Demo:
         self.show.deed(CAROL, f"gives up after {len(greedy) + 1} clients")
 
     def stops(self) -> None:
-        self.show.scene("One client has to go: stopped, a kernel in flight. A plain SIGKILL would break its neighbour")
+        self.show.scene(
+            "root terminates a stopped program during a kernel. A plain SIGKILL would end its neighbour's work"
+        )
         neighbour = self.start(BOB, "work", "150" if self.quick else "200", doing="works")
         neighbour.saw("^ctx")
         stuck = self.start(BOB, "spin", "600", doing="has a kernel that never ends")
@@ -135,7 +146,7 @@ class Demo:
         neighbour.wait()
 
     def faults(self) -> None:
-        self.show.scene("A fault with a leftover: its owner ignores the error and SIGTERM; MPS takes no new clients")
+        self.show.scene("A fault, and a program that ignores it and SIGTERM: MPS alone refuses all new programs")
         leftover = self.start(ALICE, "sleep", "600", "--ignore-term", doing="has a client that ignores every error")
         leftover.saw("^ctx")
         culprit = self.start(ALICE, "oob", "0.2", doing="runs a kernel with an illegal access")
@@ -144,7 +155,7 @@ class Demo:
         leftover.wait()
 
     def kills(self) -> None:
-        self.show.scene("The control daemon: stopped while a client arrives, then killed while one works")
+        self.show.scene("The control daemon is stopped while a program starts, then killed while a program works")
         pid = self.stage.control_pid()
         self.show.deed(0, f"kill -STOP {pid}, the control daemon")
         os.kill(pid, signal.SIGSTOP)
@@ -160,7 +171,7 @@ class Demo:
         victim.wait()
 
     def gates(self) -> None:
-        self.show.scene("The gate is killed while one works and one waits, then the agent; CUDA work does not notice")
+        self.show.scene("Gate and agent are killed while one program works and one waits. CUDA work continues")
         worker = self.start(ALICE, "work", "100", doing="works")  # a second; its turn lasts two once bob waits
         worker.saw("^ctx")
         held = self.start(BOB, "query", doing="waits")
@@ -184,8 +195,21 @@ class Demo:
         for client in (mine, held):
             client.wait()
 
+    def answered(self, client: Client) -> None:
+        """Show the reason and the latest time that the queue has for the user of a waiting client."""
+        rows: list[dict[str, Any]] = []
+
+        def found() -> bool:
+            rows[:] = [row for row in self.stage.ask("/v1/queue")["queue"] if client.pid in row["clients"]]
+            return any(row["turn"] for row in rows) or client.served() is not None
+
+        until("the answer of the queue", found)
+        for row in rows[:1]:
+            self.facts.answers.append((row["why"], row["turn_seconds"]))
+            self.show.deed(client.uid, f"sees in mpsagent-cli queue: {row['why']}, {row['turn_seconds']:.1f} s at most")
+
     def served(self, uid: int) -> float:
-        """Seconds from a new client's start until it is served; it is held as long as MPS is not there."""
+        """Return the seconds from a new client's start until it is served. It is held while MPS is not there."""
         client = self.start(uid, "query", doing="wants the GPU")
         until("the client", lambda: client.served() or client.ended)
         client.wait()
@@ -220,25 +244,22 @@ def without_policy(show: Show) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Agent and gate at work on a simulated GPU.")
-    parser.add_argument("--quick", action="store_true", help="shorter waits and wide limits, for tests")
+    parser = argparse.ArgumentParser(description="Show agent and gate on a simulated GPU.")
+    parser.add_argument("--quick", action="store_true", help="use shorter waits and wide limits, for tests")
     quick = parser.parse_args().quick
     after, grace = (1.0, 0.5) if quick else (3.0, 1.0)
-    users = "\n".join(
-        f'[user.{uid}]  # {NAMES[uid]}\nactive_threads = "{threads:g}%"\nmemory_limit = "{memory}"'
-        for uid, (threads, memory) in LIMITS.items()
-    )
+    users = "\n".join(f'[user.{uid}]  # {NAMES[uid]}\nmemory_limit = "{memory}"' for uid, (_, memory) in LIMITS.items())
     root, me = os.geteuid() == 0, os.geteuid()
-    facts = Facts(LIMITS if root else dict.fromkeys(LIMITS, (10.0, "1G")), wait_limit=after + grace + 2.0)
+    facts = Facts(LIMITS if root else dict.fromkeys(LIMITS, (100.0, "1G")), wait_limit=after + grace + 2.0)
     facts.allowance = 60.0 if quick else 0.0  # tests run side by side, and none of them is about speed
     show = Show(NAMES if root else {**NAMES, me: "you"})
     show.title("mpsagent at work. MPS and the GPU are SIMULATED; processes, users and signals are real.")
     if not root:
-        show.title("Not root: alice, bob, carol and dave are all you, so there are no turns. As root there is more.")
+        show.title("Not root: alice, bob, carol and dave are all you, so there are no turns. Root sees all scenes.")
     began = time.monotonic()
     try:
         default_kept = without_policy(show)
-        show.title("\nWith a policy from here on: limits for each user, and turns.")
+        show.title("\nWith a policy from here on: memory limits for each user, and turns.")
         with Stage(POLICY.format(users=users if root else "", after=after, grace=grace)) as stage:
             stage.start_agent()
             with show.following(stage.socket) as events:
@@ -249,10 +270,10 @@ def main() -> int:
             stage.stop_gate()
             left = stage.processes()
     except StageError as error:
-        show.title(f"The demo could not go on: {error}")
+        show.title(f"The demo cannot continue: {error}")
         return 1
     except KeyboardInterrupt:
-        show.title("Interrupted; everything that was started has been ended.")
+        show.title("Interrupted. All processes of the demo have been ended.")
         return 130
     kept = judge(facts, events, show, took=time.monotonic() - began, left=left)
     return 0 if kept and default_kept else 1

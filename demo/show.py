@@ -56,8 +56,8 @@ class Show:
         self._say(f"\n── {text}", "bold")
 
     def deed(self, uid: int, text: str) -> None:
-        """Something that a user does."""
-        self._line(time.time(), self._who(uid), text, "dim")
+        """Show an action of a user."""
+        self._line(time.time(), self._who(uid), self._named(text), "dim")
 
     def _who(self, uid: object) -> str:
         if uid == 0:

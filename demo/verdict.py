@@ -1,4 +1,4 @@
-"""The four promises, judged by what the clients themselves saw: what they printed and when, and how they ended."""
+"""The four promises of README, judged by the output of the programs, its times, and their exit statuses."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ CHANGE_LIMIT = 2.0
 """Seconds from the last exit of the user who has the GPU until the next user is served. MPS alone: up to 3.9 s, growing
 with the time held (recording 02, R3); a change takes about 0.5 s."""
 BLOCK_LIMIT = 2.0
-"""Seconds for a client beside silent connections and open front-ends. MPS alone: for ever."""
+"""Seconds for a client during silent connections and open front-ends. MPS alone: without end."""
 
 
 @dataclass
 class Facts:
     """What the scenes observed. ``limits``: percent of the multiprocessors and memory as in the policy, by uid; times
-    in seconds. ``wait_limit``: after, grace, and two seconds. ``allowance`` is added to every limit, for a busy
+    in seconds. ``wait_limit``: time_limit, grace, and two seconds. ``answers``: the reason and the seconds until the
+    latest time that waiting users saw. ``allowance`` is added to every limit, for a busy
     machine. ``ended``: clients that the agent had to end, ``undisturbed``: those that had to finish their work."""
 
     limits: Mapping[int, tuple[float, str]]
@@ -34,6 +35,7 @@ class Facts:
     undisturbed: list[Client] = field(default_factory=list)
     outages: list[tuple[str, float, float]] = field(default_factory=list)
     allowance: float = 0.0
+    answers: list[tuple[str, float | None]] = field(default_factory=list)
 
     def changed(self, first: Client, second: Client, since: float = 0.0) -> None:
         """``second``'s user waited while ``first`` was the last client of the user who had the GPU. ``since``: when
@@ -45,7 +47,7 @@ class Facts:
         self.turns.append(patient.waited())
 
     def blocked(self, client: Client) -> None:
-        """A client that came beside connections which would block MPS."""
+        """Note a client that came during connections which block MPS."""
         self.blocks.append(client.waited())
 
     def removed(self, client: Client, neighbours: Sequence[Client]) -> None:
@@ -74,19 +76,20 @@ def judge_default(neighbours: Sequence[Client], faulty: Client, show: Show, *, a
 
 
 Verdict = tuple[bool | None, list[str]]
+TITLES = (
+    "Every program has exactly its user's limits",
+    "A waiting user can see why, and until when",
+    "If mpsagent terminates a program, no other loses its work",
+    "mpsagent recovers from a fault, a hang or a crash",
+)
+"""The promises in the words of README."""
 
 
 def judge(facts: Facts, events: list[dict[str, Any]], show: Show, *, took: float, left: list[int]) -> bool:
-    """Prints the summary; True when all promises were kept. ``events`` are counted, and judge nothing."""
+    """Print the summary and return whether all promises were kept. ``events`` are counted only."""
     verdicts = [_limits(facts), _waits(facts), _neighbours(facts), _ends(facts, left)]
-    titles = (
-        "Every client gets exactly its policy",
-        "The GPU is never idle while a user waits, and no user waits longer than the policy allows",
-        "Ending one client never hurts another",
-        "A fault, a hang or a crash ends by itself, and meanwhile no user is refused",
-    )
-    show.title(f"\nThe four promises, as the clients saw it in {took:.0f} s (MPS and the GPU were simulated)")
-    for number, (title, (kept, texts)) in enumerate(zip(titles, verdicts, strict=True), 1):
+    show.title(f"\nThe four promises, judged by the programs' output in {took:.0f} s (MPS and the GPU were simulated)")
+    for number, (title, (kept, texts)) in enumerate(zip(TITLES, verdicts, strict=True), 1):
         word = "not shown" if kept is None else "kept" if kept else "BROKEN"
         show.plain(f"{number}. {title}: {word}", "good" if kept else "warn" if kept is None else "bad")
         for text in texts:
@@ -128,17 +131,20 @@ def _waits(facts: Facts) -> Verdict:
     if not facts.changes and not facts.turns:
         return None, ["there were no turns: without root all users are one"]
     change, block, wait_limit = (limit + facts.allowance for limit in (CHANGE_LIMIT, BLOCK_LIMIT, facts.wait_limit))
+    complete = [why for why, latest in facts.answers if why and latest is not None]
     kept = (
-        all(gap <= change for gap in facts.changes)
+        0 < len(facts.answers) == len(complete)
+        and all(gap <= change for gap in facts.changes)
         and all(wait <= wait_limit for wait in facts.turns)
         and all(wait <= block for wait in facts.blocks)
     )
     return kept, [
+        f"the queue had a reason and a latest time for {len(complete)} of {len(facts.answers)} waiting users",
         f"served at most {max(facts.changes, default=0):.2f} s after the last client of the user before had ended "
         f"(limit here {change:g} s), {len(facts.changes)} times",
         f"against a user who never stops: served after {max(facts.turns, default=0):.2f} s (limit here "
-        f"{wait_limit:g} s: after + grace + {2 + facts.allowance:g} s), {len(facts.turns)} times",
-        f"beside silent connections and an open front-end: served after {max(facts.blocks, default=0):.2f} s (limit "
+        f"{wait_limit:g} s: time_limit + grace + {2 + facts.allowance:g} s), {len(facts.turns)} times",
+        f"during silent connections and an open front-end: served after {max(facts.blocks, default=0):.2f} s (limit "
         f"here {block:g} s), {len(facts.blocks)} times",
     ]
 
@@ -146,8 +152,8 @@ def _waits(facts: Facts) -> Verdict:
 def _neighbours(facts: Facts) -> Verdict:
     harmed = [client for client in facts.undisturbed if client.process.returncode != 0]
     texts = [
-        f"{len(facts.ended)} stopped client with a kernel in flight was ended, gate and agent were killed; of "
-        f"{len(facts.undisturbed)} clients at work beside that {len(facts.undisturbed) - len(harmed)} finished"
+        f"{len(facts.ended)} stopped program was terminated during a kernel, and gate and agent were killed: "
+        f"{len(facts.undisturbed) - len(harmed)} of {len(facts.undisturbed)} other programs at work finished"
     ]
     texts += [f"client {client.pid}: {client.lines[-1:]}" for client in harmed]
     return bool(facts.undisturbed) and not harmed, texts

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from demo.verdict import TITLES
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -45,6 +47,8 @@ def test_the_demo_keeps_the_promises_that_it_shows() -> None:
     assert "Without a policy no user waits, and a fault harms no other user: kept\n" in default
     assert default.count("finishes with exit status 0") == 3
     assert policy
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [one for one in TITLES if f"**{one}" not in readme] == []
 
 
 def test_a_broken_promise_is_seen(tmp_path: Path) -> None:
@@ -62,12 +66,13 @@ def test_a_broken_promise_is_seen(tmp_path: Path) -> None:
         "           outside=lambda: sys.argv[9] == 'outside', waited=lambda: silent)\n"
         "facts = Facts({1: (20.0, '1G')}, 6.0, [client], [gap], [wait], [], [client], [client])\n"
         "facts.blocked(client)\n"
+        "facts.answers.append(('it is the turn of alice', 3.0 if sys.argv[11] == 'latest' else None))\n"
         "facts.outage('fault', fault, 2.0)\n"
         "sys.exit(not judge(facts, [], Show({}), took=1.0, left=[9] if sys.argv[10] == 'left' else []))\n"
     )
-    good = ["26", "0", "0.4", "5.0", "0.2", "2.5", "served", "inside", "ended"]
-    bad = ["28", "14", "2.5", "6.5", "2.5", "3.5", "CUDA_ERROR_MPS_CONNECTION_FAILED", "outside", "left"]
-    broken = [1, 3, 2, 2, 2, 4, 4, 1, 4]
+    good = ["26", "0", "0.4", "5.0", "0.2", "2.5", "served", "inside", "ended", "latest"]
+    bad = ["28", "14", "2.5", "6.5", "2.5", "3.5", "CUDA_ERROR_MPS_CONNECTION_FAILED", "outside", "left", "none"]
+    broken = [1, 3, 2, 2, 2, 4, 4, 1, 4, 2]
     under = ["24", *good[1:]]
     assert run(str(check), str(ROOT), *good, timeout=60).returncode == 0
     for at, value in enumerate(bad):
