@@ -88,7 +88,7 @@ class Acting:
         each_of: Callable[[Policy], Mapping[str, Policy]],
     ) -> None:
         self._agents, self._clock, self._store = agents, clock, store
-        self._name, self._names = name, names
+        self.name, self._names = name, names
         self._written = written
         self._settings, self._load, self._each_of = settings, load, each_of
 
@@ -121,7 +121,7 @@ class Acting:
         if not dry_run:
             _end(agent, [client], at_once=now, by=by)
         await self._written_down()
-        return {**found, "user": self._name(client.uid)}
+        return {**found, "user": self.name(client.uid)}
 
     async def terminate_each(self, those: Those, *, now: bool, dry_run: bool, by: int) -> Json:
         """End several clients, each as :meth:`terminate` does; `ending`: which."""
@@ -140,7 +140,7 @@ class Acting:
                 _end(agent, fresh, at_once=now, by=by)
         if ordered:
             await self._written_down()
-        rows = [{"pid": one.pid, "uid": one.uid, "user": self._name(one.uid)} for one in found]
+        rows = [{"pid": one.pid, "uid": one.uid, "user": self.name(one.uid)} for one in found]
         return {"ok": True, "dry_run": dry_run, "ending": rows}
 
     async def drain(self, timeout: float | None, by: int, instance: str | None = None) -> Json:
@@ -177,9 +177,12 @@ class Acting:
         """Let the turn of a user last ``seconds`` longer than its known end, or than now if no end is known."""
         if uid is None or seconds is None:
             raise Problem(400, "whose turn, and how much longer?", "order", 'for example "uid": 1001, "by": "1h"')
-        now, user = self._clock.now(), self._name(uid) or f"uid {uid}"
+        now, user = self._clock.now(), self.name(uid) or f"user {uid}"
         turns = [(one, view, view.turn) for one in self._agents if (view := one.core.view()).turn is not None]
         found = next(((one, view, turn) for one, view, turn in turns if turn is not None and turn.uid == uid), None)
+        if found is None and all(one.core.view().sharing != "turns" for one in self._agents):
+            hint = 'turns need sharing = "turns" in [instance.NAME]'
+            raise Problem(409, "there are no turns, because all users work at the same time", "turn", hint)
         if found is None:
             raise Problem(409, f"{user} has no turn at present", "turn", "see `mpsagent-cli status`")
         agent, view, turn = found
@@ -191,7 +194,7 @@ class Acting:
         agent.record("turn.extended", now, uid=uid, by=by, until=until)
         agent.take([inp.TurnExtended(now, uid, until)])
         agent.store.put(saved.EXTENDED, saved.extended_rows(agent.core))
-        return {"uid": uid, "user": self._name(uid), "until": iso(until), **await self._written_down()}
+        return {"uid": uid, "user": self.name(uid), "until": iso(until), **await self._written_down()}
 
     async def restart(
         self, timeout: float | None, by: int, instance: str | None = None, *, dry_run: bool = False

@@ -77,7 +77,7 @@ def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
     conditions.set("sharing", quitting.old_way(view), now, do, sure=_out_of_turn(view))
     count = "1 client was" if state.unseen == 1 else f"{state.unseen} clients were"
     what = f"{count} refused, because mpsagent cannot see their processes" if state.unseen else None
-    do = "run mpsagent in the host's pid namespace (hostPID, --pid=host)"
+    do = "mpsagent-cli events --kind client.refused; run mpsagent in the host's pid namespace (hostPID, --pid=host)"
     conditions.set("pid namespace", what, now, do, sure=False)
     gate = state.gate
     what = None
@@ -93,7 +93,8 @@ def note_lane(conditions: Conditions, core: Core, lane: Key, now: float) -> None
     """Note the health of one control daemon from the engine's state."""
     view, memories = core.view(lane), core.memories.lanes[lane]
     state = view.state
-    silent = "the control daemon does not answer" if state.lane.silent_since is not None else None
+    pid = "" if state.control is None else f" (pid {state.control.pid})"
+    silent = f"the control daemon{pid} does not answer" if state.lane.silent_since is not None else None
     what_then = "mpsagent resumes or kills it after timeouts.control_daemon; no action needed"
     if not state.policy.enforce:
         what_then = 'hangs are only reported (mode = "report"); mpsagent-cli restart-mps'
@@ -104,7 +105,8 @@ def note_lane(conditions: Conditions, core: Core, lane: Key, now: float) -> None
         else None
     )
     do = (
-        "see mpsagent-cli events and control.log; mpsagent tries again every minute, mpsagent-cli restart-mps tries now"
+        f"see mpsagent-cli events, and control.log in {state.policy.log_directory}; mpsagent tries again every minute, "
+        "mpsagent-cli restart-mps tries now"
     )
     conditions.set("control daemon failed", failed, now, do)
     failure = state.lane.start_failure
@@ -113,7 +115,12 @@ def note_lane(conditions: Conditions, core: Core, lane: Key, now: float) -> None
         said = failure.reason or "no reason given"
         often = "" if failure.count == 1 else f" ({failure.count} times in a row)"
         starting = f"MPS's servers do not start{often}: {said}"
-    conditions.set("servers", starting, now, "see server.log and nvidia-smi; waiting clients are held, then refused")
+    conditions.set(
+        "servers",
+        starting,
+        now,
+        f"see server.log in {state.policy.log_directory} and nvidia-smi; waiting clients are held, then refused",
+    )
     differs = ", ".join(str(pid) for pid in sorted(memories.limits.differs))
     what = f"server {differs} started with other limits than its first client's" if differs else None
     conditions.set(
@@ -136,7 +143,8 @@ def note_lane(conditions: Conditions, core: Core, lane: Key, now: float) -> None
     what = "this driver's MPS protocol is not known"
     do = "use driver 470 to 580; until then all users run with the fallback limits, without turns"
     conditions.set("handshake", what if gate and of_gate.known_handshake is False else None, now, do)
-    conditions.set("waiting", _too_long(view, core.memories.turns.left, now), now, "see mpsagent-cli queue")
+    do = "see mpsagent-cli queue; if it lasts: mpsagent-cli restart-mps, and report it with mpsagent-cli doctor --json"
+    conditions.set("waiting", _too_long(view, core.memories.turns.left, now), now, do)
     for topic, what in (*_gate(view), *_limits(view)):
         conditions.set(topic, what, now, sure=False)
 
@@ -242,7 +250,8 @@ def _limits(view: View) -> Unsure:
     strict = [f"{one.pid} (user {one.uid})" for one in state.clients.values() if one.fail_safe]
     unseen = [f"{one.pid} (user {one.uid})" for one in state.clients.values() if one.unseen]
     what = (
-        f"clients with the fallback limits instead of their own (restart these programs): {some(strict)}"
+        "clients with the fallback limits, because MPS did not confirm their own or they came while mpsagent was away "
+        f"(restart these programs): {some(strict)}"
         if strict
         else None
     )
@@ -254,13 +263,13 @@ def _limits(view: View) -> Unsure:
     then = "limits and turns apply, but the gate could not make them wait"
     yield "unseen", f"{through}: {some(unseen)}; {then}" if unseen else None
     unnamed = "server.log does not name its clients (a driver before 580)"
-    what = f"{unnamed}: a client counts as at work until its process ends"
+    what = f"{unnamed}: a client counts as at work until its process ends; no action needed"
     yield "unnamed", what if any(one.unnamed for one in state.servers.values()) else None
-    outside = sum(1 for s in state.servers.values() for pid in s.attached if pid not in state.clients)
+    outside = [str(pid) for s in state.servers.values() for pid in s.attached if pid not in state.clients]
     handing = sum(1 for held in state.held.values() if held.handing is not None)
-    count = "1 process is" if outside == 1 else f"{outside} processes are"
-    what = f"{count} served by MPS without passing the gate, with unknown limits (mpsagent-cli clients)"
-    yield "past the gate", what if outside > handing else None
+    count = "1 process is" if len(outside) == 1 else f"{len(outside)} processes are"
+    what = f"{count} served by MPS without passing the gate, with unknown limits: {some(outside)}"
+    yield "past the gate", what if len(outside) > handing else None
     # whose memory is not limited may find too little beside that of paused users
     present = [] if view.turn is None else [view.turn.uid]
     users = (*present, *view.waiting()[:MOST_NAMED]) if view.suspended else ()

@@ -526,12 +526,12 @@ class Node(Recorder):
         for agent in self.agents:
             if (one := fresh.pop(agent.name, None)) is None:
                 one = without_section(policy, agent.policy)
-                left.append(f"{agent.name} removed: its settings stay until the agent is started again")
+                left.append(f"{agent.name} removed: its settings stay until mpsagent is restarted")
             left.append(agent.use_policy(one))
         if fresh:
-            left.append(f"{', '.join(fresh)} added: takes hold when the agent is started again")
+            left.append(f"{', '.join(fresh)} added: takes effect when mpsagent is restarted")
         if self.own is not (policy.placement == "by-directory"):
-            left.append(f'placement = "{policy.placement}" takes hold when the agent is started again')
+            left.append(f'placement = "{policy.placement}" takes effect when mpsagent is restarted')
         return "; ".join(dict.fromkeys(one for one in left if one is not None)) or None
 
     def each_of(self, policy: Policy) -> dict[str, Policy]:

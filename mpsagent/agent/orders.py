@@ -21,6 +21,7 @@ from mpsagent.linux.peers import peer
 from mpsagent.linux.sent_descriptors import accept_descriptors, let_go, look_when_readable, no_room
 from mpsagent.mps.units import parse_duration
 from mpsagent.policy import parse
+from mpsagent.policy.keys import OLD_KEYS
 from mpsagent.snapshot import lease_body
 from mpsagent.snapshot.problem import Json, Problem
 
@@ -162,7 +163,10 @@ class Orders:
         what, keys, carry_out = ORDERS[name]
         for key, value in body.items():
             if key not in keys:
-                raise Problem(400, f"unknown key {key[:50]!r}", "order", f"known: {', '.join(keys) or 'none'}")
+                new = OLD_KEYS["limits"].get(key)
+                known = f"known: {', '.join(keys) or 'none'}"
+                hint = f'it is called "{new}" now' if new in keys else known
+                raise Problem(400, f"unknown key {key[:50]!r}", "order", hint)
             if not isinstance(value, keys[key]) or (isinstance(value, bool) and bool not in _types(keys[key])):
                 names = " or ".join(kind.__name__ for kind in _types(keys[key]))
                 raise Problem(400, f"{key!r} is not of type {names}", "order")
@@ -200,7 +204,8 @@ class Orders:
         if uid == owner or await self._all_may(uid):
             return
         hint = "root or a member of the admin group (mpsagent-admin) may do this"
-        raise Problem(403, f"uid {uid} may not {what}", "order", hint)
+        who = self._takes.name(uid) or f"user {uid}"
+        raise Problem(403, f"Permission denied: {who} may not {what}", "order", hint)
 
 
 def _body(message: bytes) -> Json:
@@ -249,7 +254,7 @@ ORDERS: dict[str, tuple[str, _Keys, Callable[[Acting, Json, int], Coroutine[Any,
     "extend-turn": ("extend a turn", {"uid": int, "by": _SPAN}, lambda takes, body, by:
                     takes.extend_turn(body.get("uid"), _seconds(body, "by"), by)),
     "reload": ("reload the policy", {}, lambda takes, body, by: takes.reload(by)),
-    "diff": ("compare the policy files, which it may not be able to read", {},
+    "diff": ("compare the policy files", {},
              lambda takes, body, by: takes.policy_diff()),
     "lease": ("give a lease", lease_body.KEYS, lambda takes, body, by: takes.give_lease(body, by)),
     "end-lease": ("end a lease", {"number": int}, lambda takes, body, by: takes.end_lease(body.get("number", -1), by)),

@@ -114,4 +114,4 @@ def keep_fixed(old: Policy, new: Policy) -> tuple[Policy, str | None]:
     if not changed:
         return new, None
     kept = {name: getattr(old, name) for name in changed}
-    return replace(new, **kept), f"{', '.join(changed)} changed: takes hold when the agent is started again"
+    return replace(new, **kept), f"{', '.join(changed)} changed: takes effect when mpsagent is restarted"

@@ -291,7 +291,10 @@ def own_place(found: list[Json], me: int, now: datetime) -> list[str]:
     if mine["turn"] is not None:
         latest = f"served by {local(mine['turn'], now)} at the latest"
     elif mine["reason"] == "turn":
-        latest = "the policy sets no end to a turn before yours, so no latest time is known"
+        latest = (
+            "a turn before yours has no time limit (turn.time_limit), so no latest time is known; ask its user or an "
+            "administrator"
+        )
     else:
         latest = "no latest time is known"
     beside = sum(one.get("instance") == mine.get("instance") for one in found)  # each has a queue

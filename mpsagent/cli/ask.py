@@ -122,7 +122,23 @@ def refused_and_exit(refused: client.Refused) -> None:
     sys.exit(_OF_ANSWERS.get(refused.status, UNHEALTHY if refused.status >= 500 else USAGE))
 
 
-_PLAIN = {"pid", "user", "policy", "server", "lease", "drain", "timeout", "instance", "after", "cursor"}
+_PLAIN = {
+    "pid",
+    "user",
+    "policy",
+    "server",
+    "lease",
+    "drain",
+    "timeout",
+    "instance",
+    "after",
+    "cursor",
+    "order",
+    "turn",
+    "until",
+    "uid",
+    "active_threads",
+}
 """Places of a mistake that its words name anyhow."""
 
 

@@ -263,7 +263,12 @@ def clock() -> Iterator[Finding]:
     """Whether the kernel knows its clock to be right; records and logs rest on it."""
     with suppress(OSError, AttributeError):
         if ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(1024)) == _UNSYNCHRONISED:
-            yield Finding(NOTE, "clock", "the clock is not synchronised: times in the journal may jump", "timedatectl")
+            yield Finding(
+                NOTE,
+                "clock",
+                "the clock is not synchronised: times in the journal may jump",
+                "timedatectl set-ntp true",
+            )
 
 
 # --- processes --------------------------------------------------------------------------------------------------------

@@ -165,7 +165,7 @@ def _agent(path: str, seen: _Seen) -> Iterator[Finding]:
             yield Finding(NOTE, "sharing", part["mode"]["why"])
     if seen.events and _ahead(seen.events[-1]) > FUTURE:
         what = f"the newest event lies {_ahead(seen.events[-1]):.0f} s in the future: the clock was set back"
-        yield Finding(WARNING, "clock", what, "timedatectl")
+        yield Finding(WARNING, "clock", what, "timedatectl set-ntp true")
 
 
 def _later(problem: Json) -> Finding | None:

@@ -22,8 +22,11 @@ def answered(answer: Json, now: datetime) -> list[str]:
         ]
     if "digest" in answer and "files" in answer:
         files = ", ".join(safe(one) for one in answer["files"]) or "no file: the defaults"
-        later = [f"not yet: {safe(answer['later'], 400)}"] if answer.get("later") else []
-        return [f"The policy is in force: {safe(answer['digest'] or '-')[:12]}, from {files}", *later]
+        what = f"{safe(answer['digest'] or '-')[:12]}, from {files}"
+        if not answer.get("later"):
+            return [f"The policy is in force: {what}"]
+        later = f"{safe(answer['later'], 400)}: systemctl restart mpsagent (no CUDA work is lost)"
+        return [f"The policy is loaded: {what}", f"Not yet in force: {later}"]
     if "ending" in answer:
         verb = "would be" if answer["dry_run"] else "is being"
         each = [f"Client {one['pid']} of {user(one)} {verb} ended." for one in answer["ending"]]

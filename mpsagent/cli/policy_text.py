@@ -127,7 +127,7 @@ def changes(body: Json, width: int = WIDE) -> list[str]:
         lines.append("mpsagent itself")
         rows = [
             [safe(one["key"]), safe(one["before"]), "->", safe(one["after"]),
-             "when mpsagent is started again" if one["restart"] else ""]
+             "when mpsagent is restarted" if one["restart"] else ""]
             for one in body["settings"]
         ]  # fmt: skip
         lines += [f"  {line}" for line in table(None, rows, width - 2, names=(1, 3), below=True)]
@@ -135,8 +135,8 @@ def changes(body: Json, width: int = WIDE) -> list[str]:
     now = body["users"] or len(later) < len(body["settings"])
     if now:
         lines += ["", "A CUDA context keeps its limits. The next one gets the new limits."]
-        lines.append("It takes hold by: mpsagent-cli reload")
+        lines.append("To apply it: mpsagent-cli reload")
     if later:
-        rest = "The settings with that note take" if now else "It takes"
-        lines += ["", f"{rest} hold by: systemctl restart mpsagent (no CUDA work is lost)"]
+        what = "the settings with that note" if now else "it"
+        lines += ["", f"To apply {what}: systemctl restart mpsagent (no CUDA work is lost)"]
     return lines

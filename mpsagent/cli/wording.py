@@ -123,5 +123,5 @@ def _until(turn: Json, drained: str | None, now: datetime) -> str:
     if turn["ends"]:
         return f"until {local(turn['ends'], now)} at the latest{end}"
     if turn["after"] is None:
-        return "for as long as it wants"
+        return "no time limit"
     return f"for {duration_text(turn['after'] + turn['grace'])} once another user waits"

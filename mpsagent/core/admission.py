@@ -16,7 +16,7 @@ from mpsagent.core import actions as act
 from mpsagent.core import lanes, memory_use
 from mpsagent.core.inputs import Peer
 from mpsagent.core.lines import line
-from mpsagent.core.model import Held, Status
+from mpsagent.core.model import Drain, Held, Status
 from mpsagent.core.rule import Decision, Reason
 from mpsagent.core.view import View
 from mpsagent.mps.limits import Total
@@ -97,6 +97,12 @@ def _held_up(view: View, told: Mapping[int, float]) -> Iterator[act.Action]:
             yield act.TellGate(message=HeldUp(uid, more), reason=reason, rule=RULE)
 
 
+def _drained(drain: Drain) -> str:
+    by = "" if drain.by is None else f" by user {drain.by}"
+    until = "MPS has been restarted" if drain.restart else "an administrator runs mpsagent-cli resume"
+    return f"maintenance (drain{by}): no new client is admitted until {until}"
+
+
 def holds(view: View, now: float) -> Iterator[Reason]:
     """Return the reasons that hold all users alike, in the order in which waiting users see them."""
     state, control, fault = view.state, view.state.control, view.faulted(now)
@@ -105,7 +111,7 @@ def holds(view: View, now: float) -> Iterator[Reason]:
     if view.given_up is not None:
         yield Reason("failed", f"is refused: {view.given_up}")
     if state.drain is not None:
-        yield Reason("drain", "maintenance (drain): no new client is admitted", known=True)
+        yield Reason("drain", _drained(state.drain), known=True)
     if view.elsewhere:
         yield Reason("daemon", lanes.full(view) or "this user's own control daemon is being started")
     elif view.leaving:

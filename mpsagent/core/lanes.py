@@ -15,6 +15,8 @@ from mpsagent.core import actions as act
 from mpsagent.core.rule import Decision
 from mpsagent.core.view import View
 
+MOST_NAMED = 5
+"""Users that a reason names."""
 AGAIN = 5.0
 """Seconds until a lane that could not be made is tried again."""
 
@@ -53,10 +55,13 @@ def full(view: View, more: frozenset[int] = frozenset()) -> str | None:
     """Why no further user gets a control daemon now."""
     policy = view.policy
     if policy.sharing != "per-user":
-        return f'sharing = "{policy.sharing}" takes hold when the clients at work have ended'
+        return f'sharing = "{policy.sharing}" takes effect when the clients at work have ended'
     if len(view.users | more) >= policy.apart_users:
         key, _, place = policy.origin(view.instance_rule("max_users")).place.partition(", ")
-        return f"no more users may have a control daemon of their own ({key} = {policy.apart_users}, {place})"
+        why = f"no more users may have a control daemon of their own ({key} = {policy.apart_users}, {place})"
+        having = sorted(view.users | more)
+        who = f", users: {', '.join(map(str, having))}" if len(having) <= MOST_NAMED else ""
+        return f"{why}: wait until the programs of one of these have ended{who}"
     return None
 
 

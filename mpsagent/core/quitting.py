@@ -59,7 +59,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     if memory.asked is not None or control.quitting is not None:
         return Decision(memory, todo, wake=None if memory.asked is None else memory.asked + LOST)
     if state.drain is not None:
-        due, reason, rule = now, "drain: no client works any more", RULE
+        due, reason, rule = now, "drain: the last client has ended", RULE
     elif view.outdated and view.turn is None:
         then = ": a new control daemon is started" if view.wanted else ""
         due, rule = now, view.instance_rule("sharing")
@@ -96,7 +96,7 @@ def old_way(view: View) -> str | None:
         if len(spans) == len(users):
             rest = f"at most {duration_text(sum(spans))} once another user waits"
     until = f"{count} process{'es' * (count != 1)} of {whose} {'has' if count == 1 else 'have'} ended"
-    return f"{wanted} takes hold later: the old way holds until {until}; {rest}"
+    return f"{wanted} takes effect later: the old way holds until {until}; {rest}"
 
 
 def _reported(view: View, memory: Memory, now: float) -> tuple[Memory, tuple[act.Action, ...]]:
@@ -104,7 +104,7 @@ def _reported(view: View, memory: Memory, now: float) -> tuple[Memory, tuple[act
     todo: list[act.Action] = []
     drain = view.state.drain
     if memory.drain is not None and (drain is None or drain.since != memory.drain):
-        todo.append(act.Report(kind="drain.ended", reason="new clients are let in again", rule=RULE))
+        todo.append(act.Report(kind="drain.ended", reason="new clients are admitted again", rule=RULE))
         memory = Memory()
     if drain is not None and memory.drain is None:
         memory = replace(memory, drain=drain.since)
@@ -112,12 +112,12 @@ def _reported(view: View, memory: Memory, now: float) -> tuple[Memory, tuple[act
         until += ", then the control daemon is started again" if drain.restart else ""
         todo.append(
             act.Report(
-                kind="drain.begun", reason=f"no new client is admitted; clients at work go on {until}", rule=RULE
+                kind="drain.begun", reason=f"no new client is admitted; clients at work continue {until}", rule=RULE
             )
         )
     done = drain is not None and not view.control_alive
     if done and not memory.done:
-        reason = "no client works any more; the control daemon is down until the drain ends"
+        reason = "the last client has ended; the control daemon is down until the drain ends"
         todo.append(act.Report(kind="drain.done", reason=reason, rule=RULE))
     return replace(memory, done=done), tuple(todo)
 

@@ -308,9 +308,9 @@ def _fault_client(state: State, event: Line, out: Out) -> State:
     server = state.servers.get(event.server)
     if server is None or event.pid in server.sticky or len(server.sticky) >= _MOST_ATTACHED:
         return state
-    out.append(tr.FaultClient(event.at, server.pid, event.pid))
-    state = put(state, replace(server, sticky=(*server.sticky, event.pid)))
     client = state.clients.get(event.pid)
+    out.append(tr.FaultClient(event.at, server.pid, event.pid, None if client is None else client.uid))
+    state = put(state, replace(server, sticky=(*server.sticky, event.pid)))
     if client is not None and client.outcome is Outcome.OK:
         state = replace(state, clients={**state.clients, event.pid: replace(client, outcome=Outcome.FAULTED)})
     return state

@@ -131,12 +131,13 @@ def _left(w: _Words) -> str:
 
 def _connected(w: _Words) -> str:
     strict = " (fallback limits)" if w.get("fail_safe") else ""
-    given = "limits that are not known" if w.get("limits") is None else limits_words(w["limits"])
+    words = limits_words(w.get("limits")).replace(" %", " % of the multiprocessors", 1)
+    given = "its limits are not known" if w.get("limits") is None else f"limits: {words}"
     waited = f" after {w.span('waited')}" if w["waited"] >= 0.005 else ""
     if w.get("unseen"):
         through = "it did not pass the gate: it came through another process, or started before the gate"
-        return f"process {w['pid']}{w.of_user()} works with {given}; {through}"
-    return f"process {w['pid']}{w.of_user()} was admitted{waited} with {given}{strict}"
+        return f"process {w['pid']}{w.of_user()} is at work, {given}; {through}"
+    return f"process {w['pid']}{w.of_user()} was admitted{waited}, {given}{strict}"
 
 
 def _handover_failed(w: _Words) -> str:
@@ -147,6 +148,11 @@ def _handover_failed(w: _Words) -> str:
 def _turn_began(w: _Words) -> str:
     gap = "" if w.get("gap") is None else f", {w.span('gap')} after the user before"
     return f"the GPU goes to {w.user()}{gap}"
+
+
+def _turn_ended(w: _Words) -> str:
+    why = "" if w.get("why") is None else f" ({w['why']})"
+    return f"the turn of {w.user()} {'expired' if w['forced'] else 'ended'} after {w.span('seconds')}{why}"
 
 
 def _user_paused(w: _Words) -> str:
@@ -245,11 +251,11 @@ _SENTENCES: dict[str, Callable[[_Words], str]] = {
     "client.refused": lambda w: f"process {w['pid']}{w.of_user()} was refused: {w.text('why')}",
     "client.handover_failed": _handover_failed,
     "client.sticky": lambda w: (
-        f"client {w['pid']} of server {w['server']} lost its CUDA context in a fault and has to exit"
+        f"client {w['pid']}{w.of_user()}, on server {w['server']}, lost its CUDA context in a fault and has to exit"
     ),
     "client.end_ordered": lambda w: f"{w.user('by')} ordered the termination of client {w['pid']}{w.of_user()}",
     "turn.began": _turn_began,
-    "turn.ended": lambda w: f"the turn of {w.user()} {'expired' if w['forced'] else 'ended'} after {w.span('seconds')}",
+    "turn.ended": _turn_ended,
     "user.paused": _user_paused,
     "user.resumed": lambda w: f"{w.user()} continues after a pause of {w.span('seconds')}",
     "client.resumed": lambda w: (

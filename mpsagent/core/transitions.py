@@ -190,11 +190,12 @@ class FaultBegan(Transition):
 
 @dataclass(frozen=True, slots=True)
 class FaultClient(Transition):
-    """A client that is listed with a sticky error. All listed are alike (recording 03, Q3)."""
+    """A client that is listed with a sticky error. All listed are alike (recording 03, Q3). ``uid`` None: not known."""
 
     kind = "client.sticky"
     server: int
     pid: int
+    uid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +219,13 @@ class TurnBegan(Transition):
 
 @dataclass(frozen=True, slots=True)
 class TurnEnded(Transition):
-    """``forced``: by the policy, not by the user's own leaving."""
+    """``forced``: by the policy, not by the user's own leaving; ``why``: then the key with its file and line."""
 
     kind = "turn.ended"
     uid: int
     seconds: float
     forced: bool
+    why: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

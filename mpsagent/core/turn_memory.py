@@ -97,7 +97,7 @@ class Moment:
         served = {other: at for other, at in memory.served.items() if at > came or held.first(other) is not None}
         served = dict(sorted(served.items(), key=lambda one: one[1])[-MOST_SERVED:])
         served = {**served, self.turn.uid: self.now} if behind else served
-        self.told.append(ended(self.turn, self.now))
+        self.told.append(ended(self.turn, self.view, self.now))
         self.memory = Memory(left=self.now, served=served, suspended=memory.suspended)
 
     def quit(self, control: Control, timeout: int, reason: str, rule: str) -> float | None:
@@ -111,5 +111,7 @@ class Moment:
         return asked + timeout + AGAIN
 
 
-def ended(turn: Turn, now: float) -> tr.TurnEnded:
-    return tr.TurnEnded(now, turn.uid, max(0.0, now - turn.since), turn.phase in ("pausing", "ending"))
+def ended(turn: Turn, view: View, now: float) -> tr.TurnEnded:
+    key = {"pausing": "turn.pause_slice", "ending": "turn.time_limit"}.get(turn.phase)
+    why = None if key is None else view.rules(turn.uid).place(key)
+    return tr.TurnEnded(now, turn.uid, max(0.0, now - turn.since), key is not None, why)

@@ -53,7 +53,7 @@ FREEZE = 10.0
 def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     if view.together or view.sharing == "per-user":
         over: list[tr.Transition] = [tr.UserResumed(now, uid, now - at) for uid, at in memory.suspended.items()]
-        over += [] if memory.turn is None else [ended(memory.turn, now)]
+        over += [] if memory.turn is None else [ended(memory.turn, view, now)]
         return Decision(Memory(), (), (), tuple(over))
     m = Moment(view, memory, now)
     _adopt(m)

@@ -89,7 +89,7 @@ def not_terminated(out: str) -> str | None:
     if refused := refusal(out):
         return refused
     if lines[-1] == "201":  # CUDA_ERROR_INVALID_CONTEXT
-        return "MPS has no context of this client to end (CUDA error 201)"
+        return "MPS has no context of this client to end (CUDA error 201); no action needed"
     if re.fullmatch(r"\d{1,10}", lines[-1], re.ASCII):
         return f"MPS answered with CUDA error {lines[-1]}"
     return " ".join(lines)[:200]

@@ -42,7 +42,9 @@ def asked(body: Json, now: float) -> Asked:
     """Return the lease that a body requests. ``now`` and ``until`` are of the wall clock. Raises Problem(400)."""
     uid, cgroup, pid = body.get("uid"), body.get("cgroup"), body.get("pid")
     if uid is None and cgroup is None and pid is None:
-        raise Problem(400, "whose lease?", "uid", "give a uid, a cgroup, a pid, or several of them")
+        raise Problem(
+            400, "the lease has no user, cgroup or process", "uid", "give a uid, a cgroup, a pid, or several of them"
+        )
     for name, value in (("uid", uid), ("pid", pid)):
         if value is not None and not 0 <= value < 2**32 - 1:
             raise Problem(400, f"{value} is no {name}", name)
@@ -57,10 +59,14 @@ def asked(body: Json, now: float) -> Asked:
     except parse.Wrong as error:
         raise Problem(400, error.faults[0].problem, where, error.faults[0].hint) from None
     if not share:
-        raise Problem(400, "how much?", "active_threads", f"give one of {', '.join(OF_CGROUPS)}, or several")
+        raise Problem(
+            400, "the lease has no limits", "active_threads", f"give one of {', '.join(OF_CGROUPS)}, or several"
+        )
     job = body.get("name")
     if job is not None and NAME.fullmatch(job) is None:
-        raise Problem(400, f"{job[:40]!r} is no name of a job", "name", "at most 100 letters, digits and . _ : / @ -")
+        raise Problem(
+            400, f"{job[:40]!r} is not a name of a job", "name", "at most 100 letters, digits and . _ : / @ -"
+        )
     return Asked(uid, cgroup, pid, share, name=job, **_until(str(body.get("until", "")), now))
 
 
@@ -76,7 +82,7 @@ def _until(text: str, now: float) -> Any:
             at = None
         if at is not None and at.tzinfo is not None and now < at.timestamp() <= now + LONGEST:
             return {"until": at.timestamp()}
-    raise Problem(400, f"until: {text[:40]!r} is no time in the year to come", "until", UNTIL)
+    raise Problem(400, f"until {text[:40]!r}: it has to be a time within the next year", "until", UNTIL)
 
 
 def shown(

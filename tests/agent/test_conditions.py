@@ -128,8 +128,8 @@ def test_a_way_of_sharing_that_waits_for_clients_is_no_reason_to_drain_the_node(
         core.state = replace(core.state, clients={first.pid: first, 900: other})
         core.memories = replace(core.memories, turns=replace(core.memories.turns, turn=Turn(first.uid, START)))
         note_conditions(conditions, core, START + 10.0)
-        (found,) = [one for one in conditions.all() if "takes hold later" in one.what]
-        assert (found.bad, 'sharing = "turns" takes hold later' in found.what) == (bad, True)
+        (found,) = [one for one in conditions.all() if "takes effect later" in one.what]
+        assert (found.bad, 'sharing = "turns" takes effect later' in found.what) == (bad, True)
 
 
 def test_the_line_of_several_instances_says_one_as_one() -> None:
@@ -168,7 +168,7 @@ def test_until_when_the_old_way_holds_is_said(clients: int, drain: Drain | None,
     core, conditions = Core(replace(state.changed(drain=drain), policy=policy, clients=more)), Conditions()
     note_conditions(conditions, core, START)
     (found,) = conditions.all()
-    old = 'sharing = "one-server" with one server for all users takes hold later: the old way holds '
+    old = 'sharing = "one-server" with one server for all users takes effect later: the old way holds '
     assert found.what == old + said
 
 
@@ -184,10 +184,13 @@ def test_until_when_the_old_way_holds_is_said(clients: int, drain: Drain | None,
             lambda s: s.changed(
                 servers={500: replace(s.servers[500], attached={**s.servers[500].attached, 9: Attachment(START)})},
             ),
-            "1 process is served by MPS without passing the gate",
+            "1 process is served by MPS without passing the gate, with unknown limits: 9",
         ),
         (lambda s: replace(s, unseen=2), "2 clients were refused, because mpsagent cannot see their processes"),
-        (lambda s: replace(s, clients={501: replace(s.clients[501], fail_safe=True)}), "501 (alice)"),
+        (
+            lambda s: replace(s, clients={501: replace(s.clients[501], fail_safe=True)}),
+            "fallback limits, because MPS did not confirm their own or",
+        ),
         (
             lambda s: replace(s, policy=replace(turns("mode = 'report'"), sharing="turns")),
             "report mode",

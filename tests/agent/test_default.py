@@ -158,7 +158,7 @@ def test_a_mode_that_changes_is_noticed(stage: Stage) -> None:
     agent = start(stage)
     exclusive(stage, 2)
     client = working(stage, A)
-    later = "scene-gpu2 added: takes hold when the agent is started again"
+    later = "scene-gpu2 added: takes effect when mpsagent is restarted"
     stage.until(lambda: later in str(agent.api.status()["health"]["problems"]), "it is noticed while people look")
     client.finish()
     stage.stop_agent(agent)

@@ -260,9 +260,9 @@ def test_a_changed_policy_is_shown_and_taken_by_the_instance_that_it_is_for(stag
     assert added in told["settings"]
     status, answer = agent.api.order("reload")
     assert (status, answer["digest"]) == (200, told["digest"])
-    assert "more added: takes hold when the agent is started again" in answer["later"], "it said that all is in force"
+    assert "more added: takes effect when mpsagent is restarted" in answer["later"], "it said that all is in force"
     assert added in agent.api.order("diff")[1]["settings"], "what the files say is not in force"
-    assert "more added" in stage.problem(agent, "takes hold when the agent is started again")
+    assert "more added" in stage.problem(agent, "takes effect when mpsagent is restarted")
     assert list(instances(agent)) == ["gpu0", "gpu1"]
     assert stage.record("client.connected", pid=client.pid)["instance"] == "gpu0", "which is not in the policy any more"
     path.write_text(path.read_text() + f'[user.{A}]\naccess = "deny"\n')

@@ -57,10 +57,10 @@ def test_what_a_reload_would_change_is_said_before_it_does(stage: Stage) -> None
         "active_threads 20% -> 30% policy.toml:2",
         "mpsagent itself",
         'timeouts.control_daemon "5s" -> "6s"',
-        'instance.devices [] -> ["GPU-1"] when mpsagent is started again',
+        'instance.devices [] -> ["GPU-1"] when mpsagent is restarted',
         "",
         "A CUDA context keeps its limits. The next one gets the new limits.",
-        "It takes hold by: mpsagent-cli reload",
+        "To apply it: mpsagent-cli reload",
         "",
         "The settings with that note take hold by: systemctl restart mpsagent (no CUDA work is lost)",
     ]

@@ -31,3 +31,9 @@ def test_a_turn_lasts_longer_and_it_is_on_record_who_extended_it(stage: Stage) -
     assert status == 409, said
     for body in ({"uid": B}, {"by": "1h"}):
         assert agent.api.order("extend-turn", **body)[0] == 400, "it was accepted, and changed nothing"
+
+
+def test_with_the_default_there_is_no_turn_to_extend(stage: Stage) -> None:
+    """It was "alice has no turn at present", as if one would come."""
+    status, said = stage.with_agent("", extra='sharing = "per-user"\n').api.order("extend-turn", uid=A, by="1h")
+    assert (status, said["detail"]) == (409, "there are no turns, because all users work at the same time")

@@ -26,9 +26,9 @@ def test_root_has_a_name_without_a_name_service() -> None:
 
 
 def test_each_sentence_names_its_instance_where_there_are_several() -> None:
-    """Seen: "new clients are let in again", and at the other of two instances it was not."""
+    """Seen: "new clients are admitted again", and at the other of two instances it was not."""
     for record in (
-        {"kind": "drain.ended", "reason": "new clients are let in again"},
+        {"kind": "drain.ended", "reason": "new clients are admitted again"},
         {"kind": "drain.resumed", "by": 0},
     ):
         assert sentence({**record, "instance": "gpu1"}, NAMES).startswith("gpu1: ")
@@ -61,10 +61,18 @@ def of(one: tr.Transition) -> str:
     [
         (tr.TurnBegan(1.0, 1002, 0.104), "the GPU goes to bob, 0.10s after the user before"),
         (tr.TurnBegan(1.0, 1003, None), "the GPU goes to user 1003"),
-        (tr.TurnEnded(1.0, 1001, 1830.0, True), "the turn of alice expired after 30m30s"),
+        (tr.TurnEnded(1.0, 1001, 90.0, False), "the turn of alice ended after 1m30s"),
+        (
+            tr.TurnEnded(1.0, 1001, 1830.0, True, "turn.time_limit = 30m, p.toml:4"),
+            "the turn of alice expired after 30m30s (turn.time_limit = 30m, p.toml:4)",
+        ),
+        (
+            tr.FaultClient(1.0, 5, 70, 1001),
+            "client 70 of alice, on server 5, lost its CUDA context in a fault and has to exit",
+        ),
         (
             tr.ClientConnected(1.0, 70, 1001, 3.2, Limits(20.0, {0: 1 << 30}), True),
-            "process 70 of alice was admitted after 3.20s with 20 %, 1G (fallback limits)",
+            "process 70 of alice was admitted after 3.20s, limits: 20 % of the multiprocessors, 1G (fallback limits)",
         ),
         (
             tr.ClientEnded(1.0, 70, 1001, 5, "lost", 12.0, 0.0),

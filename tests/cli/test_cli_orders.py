@@ -183,10 +183,13 @@ def test_a_reload_says_what_is_surely_not_meant(
 
 def test_a_reload_says_what_is_not_in_force_yet() -> None:
     """Seen: "in force" and no more, after the name of the instance and its directory had been changed."""
-    what = "pipe_directory, instance changed: takes hold when the agent is started again"
+    what = "pipe_directory, instance changed: takes effect when mpsagent is restarted"
     answer = {"digest": "604a46bf269d0815", "files": ["p.toml"], "later": what}
     now = datetime(2026, 11, 22, 1, tzinfo=UTC)
-    assert order_text.answered(answer, now)[1:] == [f"not yet: {what}"]
+    assert order_text.answered(answer, now) == [
+        "The policy is loaded: 604a46bf269d, from p.toml",
+        f"Not yet in force: {what}: systemctl restart mpsagent (no CUDA work is lost)",
+    ]
 
 
 def test_a_span_without_a_unit_is_told_in_terms_of_the_command_line(served: Served) -> None:

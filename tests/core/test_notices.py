@@ -52,10 +52,11 @@ def test_who_waited_for_a_place_apart_is_told_when_it_has_the_gpu() -> None:
     stage.ends(alice)
     stage.run(5)
     assert stage.working(bob)
-    assert [(pid, text.partition(",")[0]) for pid, text in told(stage)] == [
+    assert [(pid, text.partition(" (mpsagent-cli")[0].partition(", after")[0]) for pid, text in told(stage)] == [
         (
             bob.pid,
-            "waits for the GPU: no more users may have a control daemon of their own (instance.gpu.max_users = 1",
+            "waits for the GPU: no more users may have a control daemon of their own (instance.gpu.max_users = 1, "
+            f"policy.toml:17): wait until the programs of one of these have ended, users: {ALICE}",
         ),
         (bob.pid, "has the GPU now"),
     ]

@@ -340,6 +340,9 @@ class Taken:
     def waits(self, pid: int) -> bool:
         return pid == 80
 
+    def name(self, uid: int) -> None:
+        """No name is known."""
+
     async def terminate(self, pid: int, *, now: bool, dry_run: bool, by: int) -> Json:
         assert by == 0 or self.owner(pid) == by, "another's client"
         return self._did("terminate", pid)

@@ -71,7 +71,9 @@ def test_termination_is_known_by_its_last_line() -> None:
     """``0`` is success; ``1``, a refusal and silence are not."""
     assert replies.not_terminated("0\n") is None
     assert replies.not_terminated("1\n") == "MPS answered with CUDA error 1"
-    assert replies.not_terminated("201\n") == "MPS has no context of this client to end (CUDA error 201)"
+    assert (
+        replies.not_terminated("201\n") == "MPS has no context of this client to end (CUDA error 201); no action needed"
+    )
     assert replies.not_terminated("") == "no answer"
     refused = "Server 99999 not found"
     assert replies.not_terminated(f"{refused}\n{refused}!\n1\n") == refused

@@ -311,7 +311,7 @@ def apart_held() -> Played:
 
 @state
 def sharing_changed() -> Played:
-    """Another form of server takes hold when those at work have ended."""
+    """Another form of server takes effect when those at work have ended."""
     machine, one, _, _ = two(POLICY + OWN)
     one.reload(POLICY + TOGETHER)
     return machine.run(1), "bob"

@@ -90,7 +90,7 @@ def _reasons(stage: Stage) -> set[str]:
 
 def _later(agent: Agent) -> list[str]:
     doubts = [one["what"] for one in agent.api.status()["not_guaranteed"]]
-    return [one for one in doubts if "takes hold later" in one]
+    return [one for one in doubts if "takes effect later" in one]
 
 
 def changed(stage: Stage, count: int) -> Result:
