@@ -131,7 +131,7 @@ def _left(w: _Words) -> str:
 
 def _connected(w: _Words) -> str:
     strict = " (fallback limits)" if w.get("fail_safe") else ""
-    words = limits_words(w.get("limits")).replace(" %", " % of the multiprocessors", 1)
+    words = limits_words(w.get("limits")).replace(" %", " % of threads", 1)
     given = "its limits are not known" if w.get("limits") is None else f"limits: {words}"
     waited = f" after {w.span('waited')}" if w["waited"] >= 0.005 else ""
     if w.get("unseen"):

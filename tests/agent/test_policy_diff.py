@@ -62,7 +62,7 @@ def test_what_a_reload_would_change_is_said_before_it_does(stage: Stage) -> None
         "A CUDA context keeps its limits. The next one gets the new limits.",
         "To apply it: mpsagent-cli reload",
         "",
-        "The settings with that note take hold by: systemctl restart mpsagent (no CUDA work is lost)",
+        "To apply the settings with that note: systemctl restart mpsagent (no CUDA work is lost)",
     ]
     assert agent.api.get(f"/v1/policy/explain?user={B}")["active_threads"]["value"] == 20.0
     assert (stage.place / "state" / "last-policy.json").read_bytes() == remembered

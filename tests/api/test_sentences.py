@@ -72,7 +72,7 @@ def of(one: tr.Transition) -> str:
         ),
         (
             tr.ClientConnected(1.0, 70, 1001, 3.2, Limits(20.0, {0: 1 << 30}), True),
-            "process 70 of alice was admitted after 3.20s, limits: 20 % of the multiprocessors, 1G (fallback limits)",
+            "process 70 of alice was admitted after 3.20s, limits: 20 % of threads, 1G (fallback limits)",
         ),
         (
             tr.ClientEnded(1.0, 70, 1001, 5, "lost", 12.0, 0.0),
