@@ -18,7 +18,7 @@ from mpsagent.agent.clients import Clients
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.conditions import some
 from mpsagent.core.model import State
-from mpsagent.core.outside import Facts, Outsider, Sighting, ended, next_step, outside, reason
+from mpsagent.core.outside import Facts, Outsider, Sighting, ended, may_have_passed, next_step, outside, reason
 from mpsagent.linux.processes import Process, parent
 from mpsagent.linux.threads import in_thread
 from mpsagent.mps.gpus import ComputeProcess
@@ -47,7 +47,8 @@ class Inside(NamedTuple):
 
 class Bypass:
     """Processes outside MPS on the GPUs of one instance, whose ``state`` is the engine's, each held by its pidfd. Each
-    process is recorded once. ``inside``: of all instances; ``synced``: whether the gate has reported all."""
+    process is recorded once. ``inside``: of all instances; ``synced``: whether the gate has reported all; ``clients``:
+    of this instance; ``without_records``: start time of this agent if it found no records of an earlier agent."""
 
     def __init__(
         self,
@@ -58,12 +59,15 @@ class Bypass:
         names: Names,
         inside: Callable[[], Collection[Inside]],
         synced: Callable[[], bool],
+        clients: Clients,
+        without_records: int | None = None,
     ) -> None:
         self._clock, self._record, self._spawn = clock, record, spawn
         self._state = state
         self._names = names
         self._instances = inside
         self._synced = synced
+        self._clients, self._without_records = clients, without_records
         self._one = asyncio.Lock()
         self._held: dict[int, Process] = {}
         self.found: dict[int, Outsider] = {}
@@ -89,7 +93,8 @@ class Bypass:
             return []
         await asyncio.sleep(SETTLE)
         fresh = [one for one in outside(fresh, ours, self._inside()) if self._hold(one)]
-        new = [self._found(one, facts) for one, facts in zip(fresh, await self._facts(fresh), strict=True)]
+        found_out = zip(fresh, await self._facts(fresh), strict=True)
+        new = [self._found(one, facts) for one, facts in found_out if not self._took_up(one, facts)]
         self._end_those_due()
         return new
 
@@ -185,6 +190,17 @@ class Bypass:
                 found = await in_thread(outsider.facts, who, public, deadline=FACTS, slots=outsider.LOOKS)
                 return [Facts(*shown) for shown in found]
         return [Facts() for _ in processes]
+
+    def _took_up(self, one: Sighting, facts: Facts) -> bool:
+        """Take up a process that may have passed the gate, so that this agent and its successors know it as one that
+        did. Return False if the process is outside MPS."""
+        if not may_have_passed(one, facts, self._state().policy.pipe_directory, self._without_records):
+            return False
+        process = Process.open(one.pid, one.uid, one.start)
+        if process is not None:
+            self._clients.known(process)
+        self._forget(one.pid)
+        return True
 
     def _found(self, one: Sighting, facts: Facts) -> Outsider:
         policy = self._state().policy

@@ -7,6 +7,7 @@ gate needs to know is said at once: clients wait for it.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
@@ -44,6 +45,7 @@ from mpsagent.core.transitions import (
     transition_fields,
 )
 from mpsagent.linux.lock import AlreadyLocked
+from mpsagent.linux.proc import start_time
 from mpsagent.mps.limits import Device
 from mpsagent.policy import apart
 from mpsagent.policy.policy import Policy
@@ -120,8 +122,9 @@ class Agent(Recorder):
             self.core, clock, self.clients, self.people, store, since, self.take
         )  # fmt: skip
         self.bypass = Bypass(
-            clock, self.record, self.spawn, lambda: self.core.state, names, inside, lambda: link.synced
-        )
+            clock, self.record, self.spawn, lambda: self.core.state, names, inside, lambda: link.synced, self.clients,
+            start_time(os.getpid()) if since is None else None,
+        )  # fmt: skip
         lifted = Lifted(lambda: self.core.state, self.spawn)
         self.observer = Observer(self, self.core, self.clients, self.bypass, lifted, seen, inside, self.take)
         self._looking: asyncio.Task[None] | None = None

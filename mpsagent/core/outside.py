@@ -87,6 +87,16 @@ def reason(one: Sighting, facts: Facts, public: str, since: float | None) -> str
     return "the reason is not known"
 
 
+def may_have_passed(one: Sighting, facts: Facts, public: str, since: int | None) -> bool:
+    """Return whether a client of MPS may have passed the gate although no record names it: it started before the agent,
+    which found no records of an earlier agent, and it looks for MPS in the public directory. Its server was lost.
+    ``since``: start time of that agent in clock ticks since boot, None: records were found."""
+    if since is None or not one.mps or one.start >= since:
+        return False
+    directory = NVIDIAS_DIRECTORY if facts.directory == "" else facts.directory
+    return directory is None or directory.rstrip("/") == public.rstrip("/")
+
+
 def spared(one: Sighting, policy: Policy, who: Identity | None) -> str | None:
     """Why a process is not ended, whatever the policy says of others; None: it may be. ``who``: its user, None: not
     known yet."""

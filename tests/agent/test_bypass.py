@@ -12,6 +12,7 @@ import pytest
 
 from mpsagent.agent.bypass import is_server, mode_trouble
 from tests.agent.stage import A, B, C, Stage, alive
+from tests.agent.test_facts import forget, stop_both
 
 OURS = ["GPU-1"]
 
@@ -64,6 +65,34 @@ def test_who_has_lost_its_server_and_lives_on_is_not_outside(stage: Stage) -> No
     stage.until(lambda: len(agent.api.status()["outside"]) == 2, "both are found by the next agent")
     assert {one["pid"] for one in agent.api.status()["outside"]} == {outside.pid, later.pid}
     assert holder.pid not in {one["pid"] for one in stage.records("bypass")}
+    assert alive(holder.pid)
+
+
+def test_a_process_that_lost_its_server_is_not_outside_for_an_agent_without_records(stage: Stage) -> None:
+    """The gate, its descriptor store and the state file are gone: whether the process passed the gate is unknown."""
+    extra = 'on_outside_mps = "terminate"\noutside_mps_grace = "1s"'
+    agent = stage.with_agent("[limits]\nactive_threads = '20%'\n", extra=extra)
+    holder = stage.client(A, "sleep", 600)
+    holder.working()
+    os.kill(stage.control(agent), signal.SIGKILL)
+    assert holder.saw("CUDA_ERROR_MPS_RPC_FAILURE")
+    stage.record("client.ended", pid=holder.pid)
+    stop_both(stage, agent)
+    forget(stage)
+    agent = stage.again()
+    outside = stage.client(B, "sleep", 600, CUDA_MPS_PIPE_DIRECTORY="/nonexistent")
+    outside.working()
+    assert outside.ended() != 0
+    assert {one["pid"] for one in stage.records("bypass")} == {outside.pid}
+    # What the first agent took up is on record for the next one.
+    stage.client(B, "sleep", 600).working()
+    stage.until(lambda: f"[{holder.pid}," in (stage.place / "state" / "state.json").read_text(), "it is kept")
+    stage.killed(agent)
+    agent = stage.again()
+    later = stage.client(C, "sleep", 600, CUDA_MPS_PIPE_DIRECTORY="/nonexistent")
+    later.working()
+    assert later.ended() != 0
+    assert {one["pid"] for one in stage.records("bypass")} == {outside.pid, later.pid}
     assert alive(holder.pid)
 
 

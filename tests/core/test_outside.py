@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpsagent.core.outside import Ending, Facts, Outsider, Sighting, ended, next_step, outside, reason
+from mpsagent.core.outside import Ending, Facts, Outsider, Sighting, ended, may_have_passed, next_step, outside, reason
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
 
@@ -102,3 +102,27 @@ def test_a_client_of_mps_without_memory_is_not_outside_yet() -> None:
     for memory, mps, found in ((0, True, False), (1, True, True), (None, True, True), (0, False, True)):
         one = Sighting(5, 50, 1001, "GPU-0", memory, mps=mps)
         assert bool(outside([one], ["GPU-0"], {})) is found
+
+
+@pytest.mark.parametrize(
+    ("change", "directory", "since", "may"),
+    [
+        ({}, PUBLIC + "/", 5001, True),
+        ({}, "", 5001, True),
+        ({}, None, 5001, True),
+        ({}, "/home/u/mps", 5001, False),
+        ({}, PUBLIC, 5000, False),
+        ({}, PUBLIC, None, False),
+        ({"mps": False}, PUBLIC, 5001, False),
+    ],
+)
+def test_a_client_of_mps_from_before_an_agent_without_records_may_have_passed_the_gate(
+    change: dict[str, bool], directory: str | None, since: int | None, may: bool
+) -> None:
+    """Unknown is not outside. An agent with records, or a process that came later, leaves nothing unknown."""
+    one = ONE._replace(**{"mps": True, **change})
+    assert may_have_passed(one, Facts(directory=directory), PUBLIC, since) is may
+
+
+def test_without_a_variable_only_nvidias_directory_may_have_led_to_the_gate() -> None:
+    assert not may_have_passed(ONE._replace(mps=True), Facts(directory=""), "/run/mps", 9000)
