@@ -22,6 +22,7 @@ class Programs:
     def __init__(self, node: Machine) -> None:
         self.node = node
         self.all: list[tuple[str, subprocess.Popen[str]]] = []
+        self.waiting: list[int] = []
 
     def start(self) -> None:
         """One more program of each user. All of them work at once."""
@@ -36,6 +37,13 @@ class Programs:
             self.all.append((USERS[uid], program))
         self.unharmed()
 
+    def outcome(self) -> str:
+        """Return the counts for the record of measurements. Each program that was started has been served."""
+        harmed = sum(program.poll() is not None for _, program in self.all)
+        return (
+            f"{len(self.all)} programs of {len(USERS)} users served, {harmed} harmed, users that wait: {self.waiting}"
+        )
+
     def unharmed(self) -> None:
         ended = [name for name, program in self.all if program.poll() is not None]
         assert not ended, f"programs of {ended} have ended"
@@ -43,6 +51,7 @@ class Programs:
     def none_waits(self) -> None:
         """All of them have been served: the page shows it a moment later."""
         until("the queue is empty", lambda: api(self.node, "/v1/queue")["queue"] == [], timeout=10)
+        self.waiting.append(len(api(self.node, "/v1/queue")["queue"]))
         self.unharmed()
 
 
@@ -139,5 +148,6 @@ def test_nobody_notices_the_first_ten_minutes(node: Machine, package: Path) -> N
     node.run("dpkg", "--remove", "mpsagent")
     programs.unharmed()
     programs.start()  # outside MPS again
+    print(programs.outcome())
     for _, program in programs.all:
         program.kill()
