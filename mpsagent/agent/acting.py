@@ -305,8 +305,9 @@ class Acting:
             later = [name for name in policies.FIXED if getattr(one.policy, name) != getattr(policy, name)]
             found[one.name] = policy_diff.differences(one.policy, policy, list(users.values()), one.devices, later)
         answer = next(iter(found.values())) if len(found) == 1 else _together(found)
-        if found.keys() != each.keys():
-            before, after = (", ".join(sorted(names)) for names in (found, each))
+        before = ", ".join(sorted(one.policy.instance for one in self._agents))
+        after = ", ".join(sorted(one.instance for one in each.values()))
+        if before != after:
             answer["settings"].append({"key": "instances", "before": before, "after": after, "restart": True})
             answer |= {"same": False, "digest": fresh.digest or None}
         return answer

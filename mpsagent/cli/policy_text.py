@@ -15,6 +15,7 @@ from mpsagent.mps.units import duration_text, limit_text
 COUNTS = ("max_clients", "max_contexts", "queue_priority", "max_users")
 """Keys whose number is one, and no time."""
 NEVER = ("time_limit", "max_runtime", "idle_timeout")
+_REPORTED = "Report mode: no value of this table is in force. mpsagent reports what it would have done."
 
 
 def shown(body: Json, now: datetime, width: int = WIDE) -> list[str]:
@@ -42,6 +43,7 @@ def explained(body: Json, now: datetime, width: int = WIDE) -> list[str]:
     head = f"{safe(body.get('user'))} (uid {safe(body.get('uid'))}), groups: {groups}"
     return [
         head,
+        *([_REPORTED] if body.get("mode", {}).get("value") == "report" else []),
         "",
         *table(["KEY", "VALUE", "FROM"], rows, width, names=(1,), below=True),
         *(["", *tree(rest)] if rest else []),

@@ -214,7 +214,7 @@ KEYS: tuple[Key, ...] = (
     _timeout("fault_recovery", "hang_fault", "after a fault, clients with a sticky error exit by themselves", 15.0),
     Key(
         "timeouts", "sigkill_delay", kinds.duration(0, DAY), _ALL, "a process exits after SIGTERM, before SIGKILL", 5.0,
-        attribute="kill_grace", rules="kill_grace",
+        attribute="kill_grace", rules="kill_grace", label="timeouts.sigkill_delay",
     ),
     # --- the control daemon
     Key("instance", "devices", kinds.DEVICES, _OF, "the GPUs that it serves (empty: all)", ()),
@@ -342,7 +342,7 @@ KEYS: tuple[Key, ...] = (
     Key(
         "hooks", "pre_terminate", kinds.path(1024), _ALL,
         "a program that is run before a client is ended by force, with JSON on its stdin", None, "none",
-        attribute="before_end", rules="before_end_hook",
+        attribute="before_end", rules="before_end_hook", label="hooks.pre_terminate",
     ),
     Key(
         "hooks", "timeout", kinds.duration(0.1, 600), _ALL, "how long it may take", 5.0, attribute="hook_deadline",

@@ -81,6 +81,18 @@ def test_what_a_reload_would_change_is_said_before_it_does(stage: Stage) -> None
     assert (done.returncode, done.stdout, "limits.active_threads" in done.stderr) == (2, "", True)
 
 
+def test_an_instance_with_a_new_name_is_a_change_until_a_restart(stage: Stage) -> None:
+    """ "A reload changes nothing" was the answer while `status` said that the change waits for a restart."""
+    agent = stage.with_agent(OLD)
+    path = stage.policy(OLD)
+    path.write_text(path.read_text().replace("[instance.scene]", "[instance.renamed]"))
+    for _ in range(2):
+        done = diff(stage)
+        assert "instances scene -> renamed when mpsagent is restarted" in " ".join(done.stdout.split())
+        assert (done.returncode, "To apply it: systemctl restart mpsagent" in done.stdout) == (1, True)
+        assert agent.api.order("reload")[1]["later"] == "instance changed: takes effect when mpsagent is restarted"
+
+
 def test_only_what_comes_to_something_else_is_a_change() -> None:
     """Another way to write the same, a line that has moved, an entry that says what held anyway."""
     devices = [Device(0, "GPU-0", "H200", 140 << 30, 132)]

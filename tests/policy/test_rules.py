@@ -316,7 +316,7 @@ def test_explain_is_json_and_names_every_source() -> None:
         "value": 5.0,
         "from": {"key": "group.students.turn.grace", "file": "0.toml", "line": 13},
     }
-    assert answer["sigkill_delay"]["from"] == {"key": "timeouts.sigkill_delay", "file": "", "line": 0}
+    assert answer["timeouts.sigkill_delay"]["from"] == {"key": "timeouts.sigkill_delay", "file": "", "line": 0}
     everything = {
         "access",
         "active_threads",
@@ -324,8 +324,8 @@ def test_explain_is_json_and_names_every_source() -> None:
         "max_clients",
         "max_runtime",
         "idle_timeout",
-        "sigkill_delay",
-        "pre_terminate",
+        "timeouts.sigkill_delay",
+        "hooks.pre_terminate",
         "mode",
     }
     everything |= {f"turn.{key}" for key in ("time_limit", "grace", "on_expiry", "never_preempt")}
