@@ -21,7 +21,7 @@ def _of_several(agents: Sequence[Agent]) -> str:
     waiting = sum(len(agent.core.view(None).waiting()) for agent in agents)
     apart = sum(len(agent.state.lanes) - 1 for agent in agents)
     text = f"{len(agents)} instances, " if len(agents) > 1 else ""
-    text += f"{_many(apart, 'user')} apart, " if apart else ""
+    text += f"{_many(apart, 'user')} with a control daemon, " if apart else ""
     return text + f"{_many(clients, 'client')}, {_many(waiting, 'user')} {'waits' if waiting == 1 else 'wait'}"
 
 

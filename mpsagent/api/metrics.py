@@ -239,7 +239,7 @@ class Metrics:
         spent = [({INSTANCE: which, "user": user}, value) for (which, user), value in self._time.items()]
         yield _counter("gpu_seconds", about, spent)
         now = {job: one for found in self._now.values() for job, one in found.items()}
-        about = "GPU utilisation by a user's or job's server; with sharing together that of all users."
+        about = "GPU utilisation by a user's or job's server; with one-server and per-user that of all."
         ratios: dict[tuple[str, ...], Sample] = {}
         for job, (ratio, _) in now.items():
             if ratio is not None and len(ratios) < MOST_USED:
@@ -249,7 +249,7 @@ class Metrics:
         for job, (_, energy) in now.items():
             used = self._used(job)
             used[1] = max(used[1], used[0] + energy)
-        about = "Energy that the GPU used for a user or job; with sharing together divided by time at work."
+        about = "Energy that the GPU used for a user or job; with one-server and per-user divided by time at work."
         used_so_far = [(self._of_job(job), max(one)) for job, one in self._energy.items()]
         yield _counter("energy_joules", about, _summed(used_so_far))
 

@@ -82,7 +82,7 @@ def old_way(view: View) -> str | None:
     users, apart = [uid for uid in view.state.users() if uid not in view.suspended], len(view.state.lanes) - 1
     wanted, count = f'sharing = "{view.policy.sharing}"', len(view.state.clients)
     if apart and view.policy.sharing != "per-user":
-        whose, rest = f"{apart} user{'s' * (apart != 1)} apart", "new clients are held until then"
+        whose, rest = f"{apart} user{'s' * (apart != 1)} with per-user", "new clients are held until then"
     elif view.outgoing:
         left = [client for client in view.state.clients.values() if client.lane is None]
         whose = f"{len(left)} process{'es' * (len(left) != 1)} from before it"

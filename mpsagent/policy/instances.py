@@ -180,7 +180,7 @@ def _apart(policy: Policy, sections: Sequence[Policy]) -> Iterator[PolicyError]:
         if one.sharing != "per-user":
             continue
         if len(one.instance) > apart.LONGEST:
-            text = f"apart, users' uids are added to its name, which may have {apart.LONGEST} characters then"
+            text = f"with per-user, uids are added to its name, which may have at most {apart.LONGEST} characters"
             yield told(policy, one, "sharing", text, "choose a shorter name")
         if one.compute_mode == "exclusive-process":
             text = (

@@ -149,7 +149,7 @@ def test_the_line_of_several_instances_says_one_as_one() -> None:
 
     assert line(1, 1, 1) == "it is slow (1 problem); 2 instances, 1 client, 1 user waits"
     assert line(2, 0, 2) == "it is slow (2 problems); 2 instances, 2 clients, 0 users wait"
-    assert line(0, 2, 0, apart=1) == "2 instances, 1 user apart, 0 clients, 2 users wait"
+    assert line(0, 2, 0, apart=1) == "2 instances, 1 user with a control daemon, 0 clients, 2 users wait"
 
 
 @pytest.mark.parametrize(
