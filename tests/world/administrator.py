@@ -154,6 +154,7 @@ class Administered(trouble.Troubled):
 
         def given(order: Order) -> None:
             if order.lost:  # as a batch system does
+                self.goes_on = max(self.goes_on, kernel.now + 2.0)
                 kernel.after(1.0, lambda: self.leases.append(Lease(give(self, body, 0, given), coming, step)))
                 return
             self.tell(f"a lease of {threads:g} % and {size}G for a job of user {coming.uid}: {order.status}")

@@ -814,7 +814,7 @@ class ServerProcess:
             client.last_close = self.kernel.now
             client.contexts.pop(link.number, None)
             if not client.channel and not client.contexts:
-                del self.clients[client.pid]
+                self.clients.pop(client.pid, None)
             self.lost(link)
             kernel = link.kernel
             if link.terminating:

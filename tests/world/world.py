@@ -649,11 +649,15 @@ class World:
                     if process.body is not None:
                         process.body.clear()
 
+    def _more_to_come(self) -> bool:
+        """A job starts behind an order, which is given again if it was lost with the agent."""
+        return self.kernel.now <= self.goes_on or any(one.heard is None and not one.lost for one in self.orders)
+
     def run(self) -> None:
         kernel, plan = self.kernel, self.plan
         self.advance(kernel.now + max([0.0, *(one.at for one in (*plan.comings, *plan.faults))]))
         over = kernel.now + plan.until
-        while any(one.process.alive for one in self.judges.lives) and kernel.now < over:
+        while (self._more_to_come() or any(one.process.alive for one in self.judges.lives)) and kernel.now < over:
             self.advance(kernel.now + 1.0)
         self.advance(kernel.now + plan.rest)
         while self.judges.faults and kernel.now < (last := self.judges.faults[-1][0] + plan.rest):
