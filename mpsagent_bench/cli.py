@@ -98,7 +98,8 @@ def bench(
 
     words, units = _workloads()
     if only_list:
-        click.echo("\n".join(f"{name:14}{text}" for name, text in words.items()))
+        listed = "\n".join(f"{name:14}{text}" for name, text in words.items())
+        click.echo(json.dumps({"workloads": words}) if as_json else listed)
         return
     root = os.getuid() == 0
     modes = modes or ([plan.OFF, *plan.SHARING] if root else [plan.OFF, plan.NODE])

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import click
 
 from mpsagent.api.views import session as session_json
-from mpsagent.cli import ask, options, report, wording
+from mpsagent.cli import ask, completions, options, report, wording
 from mpsagent.cli.ask import USAGE, Json
 from mpsagent.core.sessions import Session
 from mpsagent.mps.limits import Device
@@ -43,7 +43,8 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--until", callback=options.moment, metavar="TIME", help="Read the history until this time.  [default: now]"
 )
 @click.option("--policy", "files", multiple=True, type=_file, help="Show what would have happened under this policy.")
-@click.option("--instance", metavar="NAME", help="Use this instance of the policy, if there are several.")
+@click.option("--instance", metavar="NAME", shell_complete=completions.instances,
+              help="Use this instance of the policy, if there are several.")  # fmt: skip
 @click.option("--gpu", default="143155M,132", show_default=True, metavar="MEMORY,MULTIPROCESSORS",
               help="Assume this GPU with --policy.")  # fmt: skip
 @timeline.pictures

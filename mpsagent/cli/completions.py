@@ -30,6 +30,8 @@ def of(page: str, rows: str, *fields: str) -> Complete:
 users = of("/v1/clients", "clients", "user", "uid")
 pids = of("/v1/clients", "clients", "pid")
 instances = of("/v1/status", "instances", "name")
+leases = of("/v1/leases", "leases", "id")
+jobs = of("/v1/leases", "leases", "name")
 
 
 def kinds(ctx: click.Context, param: click.Parameter, begun: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from mpsagent.cli import ask, options
+from mpsagent.cli import ask, completions, options
 from mpsagent.cli.wording import Json
 
 
@@ -34,11 +34,13 @@ def lease() -> None:
 
 
 @lease.command()
-@click.option("--uid", type=options.User(), help="Set the job's user, by uid or name.")
+@click.option("--uid", type=options.User(), shell_complete=completions.users,
+              help="Set the job's user, by uid or name.")  # fmt: skip
 @click.option(
     "--cgroup", metavar="PATTERN", help='Set the job\'s cgroup: "/slurm/uid_1001/job_17", or a unit or slice.'
 )
-@click.option("--pid", type=options.Whole(min=1), help="Set the job to this process and its descendants.")
+@click.option("--pid", type=options.Whole(min=1), shell_complete=completions.pids,
+              help="Set the job to this process and its descendants.")  # fmt: skip
 @click.option("--active-threads", type=SHARE, metavar="SHARE",
               help='Limit the multiprocessors of each client process: "25%" or their number.')  # fmt: skip
 @click.option("--memory-limit", metavar="SIZE", help='Limit the device memory of each client process: "10G", "25%".')
@@ -87,9 +89,9 @@ def listed(path: str, waiting: bool, as_json: bool) -> None:
 
 
 @lease.command()
-@click.argument("number", type=options.Whole(min=1), required=False)
+@click.argument("number", type=options.Whole(min=1), required=False, shell_complete=completions.leases)
 @click.option("--cgroup", metavar="PATTERN", help="Delete all leases of this cgroup, written as in `lease add`.")
-@click.option("--name", help="Delete the lease with this name.")
+@click.option("--name", shell_complete=completions.jobs, help="Delete the lease with this name.")
 @options.json
 @click.pass_obj
 def delete(path: str, number: int | None, cgroup: str | None, name: str | None, as_json: bool) -> None:

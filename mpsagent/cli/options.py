@@ -7,7 +7,7 @@ from datetime import datetime
 
 import click
 
-from mpsagent.cli.ask import now
+from mpsagent.cli.ask import NOT_FOUND, now
 from mpsagent.mps.units import parse_duration
 
 json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -25,6 +25,12 @@ class Number(click.FloatRange):
     name = "number"
 
 
+class NotFound(click.ClickException):
+    """A name that does not exist."""
+
+    exit_code = NOT_FOUND
+
+
 class User(click.ParamType[int]):
     """A uid, or the name of a user of this machine."""
 
@@ -37,7 +43,7 @@ class User(click.ParamType[int]):
         try:
             return pwd.getpwnam(text).pw_uid
         except (KeyError, ValueError):
-            self.fail(f"there is no user {text!r}; see getent passwd", param, ctx)
+            raise NotFound(f"there is no user {text!r}; see getent passwd") from None
 
 
 def moment(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:

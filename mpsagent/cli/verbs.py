@@ -34,7 +34,8 @@ def cli(ctx: click.Context, path: str) -> None:
     """Show and control NVIDIA MPS on this node.
 
     Exit status: 0 fine, 1 unhealthy or failed, 2 wrong usage or a mistake in the policy, 3 mpsagent cannot be reached,
-    4 draining (probe), 5 no permission, 6 not found, 7 refused as things are. With --json an error is JSON too.
+    4 draining (probe), 5 no permission, 6 not found, 7 refused as things are.
+    Each verb except run and completion has --json; an error is JSON then, too.
     """
     ctx.obj = path
 
@@ -183,7 +184,8 @@ def explain(path: str, user: str, cgroup: str | None, as_json: bool) -> None:
 
 @cli.command()
 @click.argument("pid", type=options.Whole(min=1), required=False, shell_complete=completions.pids)
-@click.option("--job", metavar="NAME", help="Terminate all clients of the job with this lease.")
+@click.option("--job", metavar="NAME", shell_complete=completions.jobs,
+              help="Terminate all clients of the job with this lease.")  # fmt: skip
 @click.option("--cgroup", metavar="PATTERN", help="Terminate all clients in a cgroup, written as in the policy.")
 @click.option("--mine", is_flag=True, help="Terminate all your clients.")
 @click.option("--now", is_flag=True, help="Skip the hook and the grace period.")

@@ -120,6 +120,12 @@ def test_rules_are_compared_and_the_best_is_named_as_lines_of_a_policy(simulated
 
 @needs_root
 @pytest.mark.root
+def test_the_workloads_as_json() -> None:
+    """`bench --list --json` printed text."""
+    done = run(None, "--list", "--json")
+    assert (done.returncode, "launches" in json.loads(done.stdout)["workloads"]) == (0, True)
+
+
 def test_figures_as_json_and_pictures(simulated: Path, tmp_path: Path) -> None:
     done = run(simulated, "--json", "--modes", "off", "--workloads", "block", "--processes", "1,3",
                "--seconds", "0.3", "--html", str(tmp_path / "page.html"), "--png", str(tmp_path / "p.png"))  # fmt: skip

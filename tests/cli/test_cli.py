@@ -88,6 +88,11 @@ def test_exit_statuses_tell_wrong_usage_from_what_is_not_there(served: Served) -
     assert run(served, "terminate", "0").returncode == 2
     done = run(served, "policy", "explain", "not-there")
     assert (done.returncode, "there is no such user" in done.stderr) == (6, True)
+    for words in ("turn extend not-there 1h", "lease add --uid not-there --max-clients 1 --until 1h"):
+        done = run(served, *words.split())
+        assert (done.returncode, "there is no user 'not-there'" in done.stderr) == (6, True), words
+        done = run(served, *words.split(), "--json")
+        assert (done.returncode, "there is no user" in json.loads(done.stdout)["error"]["detail"]) == (6, True), words
     done = run(served, "terminate", "777")
     assert (done.returncode, "process 777 is not a client" in done.stderr) == (6, True)
     done = run(served, "drain", "--timeout", "soon")
@@ -160,6 +165,7 @@ def test_no_verb_is_without_json() -> None:
         if not hasattr(command, "commands") and "--json" not in [name for one in command.params for name in one.opts]
     ]  # fmt: skip
     assert without == [("run",), ("completion",)]
+    assert "Each verb except run and completion has --json" in " ".join((cli.help or "").split())
 
 
 def test_what_people_see_live_or_drawn_is_for_programs_too(served: Served) -> None:

@@ -7,6 +7,7 @@ import pty
 import select
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -90,3 +91,23 @@ def test_tab_completes_verbs_and_options(shell: str, served: Served, tmp_path: P
     with keyboard(shell, served, tmp_path) as keys:
         keys.types("mpsagent-cli termi\t50\t --dry\t\n")
         keys.shows("Client 501 of alice at server 500 would be ended")
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("turn extend", "alice"), ("lease add --uid", "alice"), ("lease add --pid", "501"),
+        ("terminate", "501"), ("terminate --job", "job-7"), ("lease delete", "1"), ("lease delete --name", "job-7"),
+        ("drain --instance", "default"), ("replay --instance", "default"),
+    ],
+)  # fmt: skip
+def test_users_processes_instances_and_jobs_are_offered(words: str, offered: str, served: Served) -> None:
+    """What the agent knows at this moment."""
+    served.backend.given.append({"id": 1, "name": "job-7"})
+    line = f"mpsagent-cli {words} "
+    env = {
+        "MPSAGENT_SOCKET": str(served.path), "_MPSAGENT_CLI_COMPLETE": "bash_complete", "COMP_WORDS": line,
+        "COMP_CWORD": str(len(line.split())),
+    }  # fmt: skip
+    done = subprocess.run([PROGRAM], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert f"plain,{offered}" in done.stdout.splitlines()
