@@ -254,8 +254,9 @@ class Shown:
             if not life.given - NEAR < one.passed - wall < latest + NEAR:
                 fail(f"{what} was handed over at {life.given:.2f}, and its session says {one.passed - wall:.2f}")
             wanted = {"ended"} if life.error == "terminated" else {"ok"}
+            others = [one for one in self.world.judges.lives if one is not life and one.uid == life.uid]
             if life.error == "terminated" and any(
-                one is not life and one.uid == life.uid and one.error == "terminated" for one in self.world.judges.lives
+                other.error == "terminated" or other.process.status == -SIGTERM for other in others
             ):
                 wanted |= {"faulted"}  # they were ended together, and the exit of the other one was a fault
             if life.process.status == -SIGTERM:  # it had done its work, and was ended before it had left
