@@ -254,7 +254,7 @@ class Shown:
             if not life.given - NEAR < one.passed - wall < latest + NEAR:
                 fail(f"{what} was handed over at {life.given:.2f}, and its session says {one.passed - wall:.2f}")
             wanted = {"ended"} if life.error == "terminated" else {"ok"}
-            others = [one for one in self.world.judges.lives if one is not life and one.uid == life.uid]
+            others = [one for one in self.world.judges.lives if one is not life and life.uid in (one.uid, *one.whose)]
             if life.error == "terminated" and any(
                 other.error == "terminated" or other.process.status == -SIGTERM for other in others
             ):
