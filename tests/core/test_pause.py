@@ -472,9 +472,10 @@ def test_a_user_is_paused_for_one_of_whose_processes_few_can_come_in_at_once(bou
     assert not stage.actions(act.TerminateClient, act.SignalClient)
 
 
-def test_a_user_is_paused_for_a_job_of_whose_processes_few_can_come_in_at_once() -> None:
-    text = PAUSE.replace('"10G"', '"1G"') + '[cgroup."/job"]\nmax_clients = 4\n'
-    stage = started(text)
+@pytest.mark.parametrize("bound", ["max_clients = 4", 'total_memory_limit = "40G"'])
+def test_a_user_is_paused_for_a_job_of_whose_processes_few_can_come_in_at_once(bound: str) -> None:
+    """With 10G each, only the job's bound leaves room for them on the GPU."""
+    stage = started(f'{PAUSE}[cgroup."/job"]\n{bound}\n')
     mine = stage.client(ALICE)
     stage.run(25)
     for _ in range(60):

@@ -313,6 +313,18 @@ def test_a_gate_that_cannot_say_the_limits_of_a_known_process_changes_none() -> 
     assert (client.connections, client.limits) == (2, Limits(20.0))
 
 
+def test_a_gate_that_names_a_process_again_is_held_against_its_own_count() -> None:
+    """An earlier gate had counted five contexts. Compared with these, the second one of this gate was missed."""
+    one, two, five = (link.Known(PEER.pid, PEER.uid, PEER.gid, PEER.start, 1.0, None, connections=n) for n in (1, 2, 5))
+    state = apply(passed(daemon(*READY)), ev.ContextConnected(2, 100, 200, 1))
+    state = apply_all(state, [inp.GateSaid(2.5, five), inp.GateLost(2.6), inp.GateSaid(2.7, one)])
+    listed = [inp.ServersListed(4, {100: 1001}, frozenset({100})), inp.ClientsListed(4, 100, frozenset())]
+    gone = apply_all(state, [ev.ClientDisconnected(3, 100, 200), *listed])
+    assert (gone.clients[200].connections, gone.clients[200].detached) == (5, 3)
+    again = apply(gone, inp.GateSaid(5, two)).clients[200]
+    assert (again.said_left, again.detached) == (5, None), "MPS is asked"
+
+
 def test_a_client_that_worked_before_gate_and_agent_were_there_has_no_known_memory_limit() -> None:
     """Its further context got the limit of a policy that had lowered it, and the client was ended for what it had used
     before (world, habits, seeds 668263285 and 668270905)."""

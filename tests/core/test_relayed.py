@@ -148,6 +148,25 @@ def test_it_has_the_limits_of_the_process_that_it_came_through() -> None:
     assert told == {through.pid: before, later.pid: None}, "limits that are not known are not guessed"
 
 
+def test_the_next_gate_gets_no_limits_of_a_client_whose_limits_are_not_known() -> None:
+    stage = Stage(PATIENT, shared=True).up()
+    first = at_work(stage)
+    stage.kill_agent()
+    for again in range(2):
+        stage.gate.known.clear()
+        stage.gate.connections.clear()
+        if again:
+            stage.cut_link()
+            stage.connect()
+        else:
+            stage.start_agent()
+        stage.run(5)
+    assert len(stage.actions(link.Found)) == 2
+    found, named = stage.actions(link.Found)
+    assert found.pid == named.pid == first.pid
+    assert (named.limits, named.most) == (None, None)
+
+
 def carrier(stage: Stage, uid: int) -> Proc:
     """A process that passed the gate and has no context: others came through it."""
     stage.log_lag = lambda: None

@@ -13,8 +13,8 @@ from mpsagent.core.engine import _section
         ("turn.time_limit", "turn"),
         ("user.alice.turn.time_limit", "turn"),
         ("group.lab.turn.on_expiry", "turn"),
-        ("user.switch.turn.time_limit", "turn"),
-        ("user.switch.max_runtime", "limits"),
+        ("user.turn.turn.time_limit", "turn"),
+        ("user.turn.max_runtime", "limits"),
         ("limits.on_limit_exceeded", "limits"),
         ("timeouts.fault_recovery", "timeouts"),
         ("order", "order"),
@@ -22,5 +22,5 @@ from mpsagent.core.engine import _section
     ],
 )
 def test_a_resumed_end_has_the_section_of_its_rule(rule: str, section: str) -> None:
-    """A user who was called switch lost work under `enforce.limits = false`: the name was taken for the section."""
+    """A user with the name of a section lost work, though limits were only reported: the name was taken for it."""
     assert _section(rule) == section

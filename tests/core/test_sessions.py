@@ -205,12 +205,12 @@ def test_a_record_that_lacks_something_is_no_mistake(broken: dict[str, Any]) -> 
     [
         ("turn.time_limit", "turn"),
         ("user.alice.turn.time_limit", "turn"),
-        ("user.switch.turn.on_expiry", "turn"),
-        ("user.switch.max_runtime", "max_runtime"),
-        ("group.switch.idle_timeout", "idle_timeout"),
-        ('user."a.switch.b".on_limit_exceeded', "on_limit_exceeded"),
+        ("user.turn.turn.on_expiry", "turn"),
+        ("user.turn.max_runtime", "max_runtime"),
+        ("group.turn.idle_timeout", "idle_timeout"),
+        ('user."a.turn.b".on_limit_exceeded', "on_limit_exceeded"),
         ("timeouts.fault_recovery", "fault"),
-        ("user.hang.max_runtime", "max_runtime"),
+        ("user.timeouts.max_runtime", "max_runtime"),
     ],
 )
 def test_how_a_client_ended_is_by_the_key_and_not_by_the_name_of_its_user(rule: str, word: str) -> None:

@@ -349,6 +349,26 @@ def test_a_turn_that_does_not_end_as_announced_is_announced_again(
     assert asked - last >= 5.0, "with its grace"
 
 
+def test_a_user_who_stops_waiting_takes_the_warning_back() -> None:
+    """With `time_limit = "0s"` the warning comes at once. The next waiting user's end came without one."""
+    stage = Stage(WARNS.replace('"10s"', '"0s"')).up()
+    alice = stage.client(ALICE)
+    stage.run(1)
+    bob = stage.client(BOB)
+    stage.run(1)
+    assert warned(stage) == [alice.pid]
+    stage.ends(bob)
+    stage.run(3600)
+    assert stage.working(alice)
+    stage.client(BOB)
+    stage.run(4)
+    assert stage.working(alice)
+    assert warned(stage) == [alice.pid] * 2
+    assert len(stage.reports("turn.warning")) == 2
+    stage.run(4)
+    assert not stage.working(alice)
+
+
 def test_a_warning_that_was_only_reported_is_given_before_the_end() -> None:
     """With `mode = 'report'` no program is told; the policy that ends the turn comes later."""
     stage = Stage(WARNS.replace("[user.alice]", "[user.alice]\nmode = 'report'")).up()
