@@ -15,6 +15,7 @@ from mpsagent.core.engine import _section
         ("group.lab.turn.on_expiry", "turn"),
         ("user.turn.turn.time_limit", "turn"),
         ("user.turn.max_runtime", "limits"),
+        ("user.timeouts.max_runtime", "limits"),
         ("limits.on_limit_exceeded", "limits"),
         ("timeouts.fault_recovery", "timeouts"),
         ("order", "order"),
