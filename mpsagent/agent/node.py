@@ -50,6 +50,7 @@ from mpsagent.system import container_device
 from mpsagent.system.control_search import foreign
 from mpsagent.system.device_watch import BLIND, DeviceWatch
 from mpsagent.system.directories import Directories, refusal, unusable
+from mpsagent.system.gate_units import sockets_again
 from mpsagent.system.names import Names
 from mpsagent.system.store import Part, Store
 from mpsagent.wire.codec import MOST_INSTANCES
@@ -61,7 +62,6 @@ FOLLOW_UP = 1.2
 """Seconds after a GPU was opened at which a context should be there."""
 FOREIGN_EVERY, FOREIGN_AGAIN = 30.0, 3.0
 """Seconds between two looks for daemons of others; sooner while there is one."""
-SOCKETS_AGAIN = "systemctl unmask mpsagent-admin.socket; systemctl restart mpsagent.socket mpsagent-api.socket mpsagent"
 HOPELESS = {
     "control daemon", "control daemon failed", "front-end", "directories", "gate directory", "public directory taken",
 }  # fmt: skip
@@ -358,7 +358,7 @@ class Node(Recorder):
     def _look_at_sockets(self, now: float) -> None:
         """A process that listens does not notice that its socket's file is gone, and no connection comes any more."""
         orders, admin = (str(of(Path(self.settings.socket))) for of in (orders_path, administrators_path))
-        again = SOCKETS_AGAIN if self.settings.supervise == "systemd" else "start the agent again"
+        again = sockets_again() if self.settings.supervise == "systemd" else "start the agent again"
         for path, sure, so in (
             (orders, True, "users cannot end their own clients"),
             (admin, False, f"administrators' orders come to {orders}, where users can delay them"),

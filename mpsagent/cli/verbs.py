@@ -125,6 +125,7 @@ def policy() -> None:
 def check(files: tuple[Path, ...], strict: bool, devices: Path | None, as_json: bool) -> None:
     """Report every mistake in policy files, with its line and a hint.
 
+    Of a file that is not TOML, the first mistake is reported.
     Warnings are about values that are probably not intended. No agent is needed.
     Without FILES: /etc/mpsagent/policy.toml and /etc/mpsagent/policy.d/*.toml. A reload checks the same.
     """

@@ -8,6 +8,8 @@ gone. Units that an administrator has stopped stay stopped.
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpsagent.linux.threads import in_thread
@@ -16,6 +18,7 @@ from mpsagent.system.directories import Directories, unusable
 
 SOCKET, SERVICE = "mpsagent-gate.socket", "mpsagent-gate.service"
 DEADLINE = 15.0
+ADMIN = "mpsagent-admin.socket"
 
 
 class GateState(NamedTuple):
@@ -112,6 +115,15 @@ class GateUnits:
 
 def _fits(state: GateState, where: Directories) -> bool:
     return state.listens == f"{where.public}/control" and f"MPSAGENT_HIDDEN={where.hidden}" in state.environment
+
+
+def sockets_again(root: Path = Path("/")) -> str:
+    """Return the command that restores the sockets for orders. systemd starts no socket of a service that runs, so the
+    agent is restarted with them."""
+    masks = [root / place / "systemd/system" / ADMIN for place in ("etc", "run")]
+    masked = any(os.path.realpath(one) == "/dev/null" for one in masks)
+    unmask = f"systemctl unmask {ADMIN}; " if masked else ""
+    return f"{unmask}systemctl restart mpsagent.socket mpsagent-api.socket mpsagent"
 
 
 def _loaded(unit: Any) -> bool:

@@ -222,6 +222,7 @@ def test_a_socket_for_orders_that_was_stopped_masked_or_removed_is_said_with_wha
     assert not delayed()
     running.systemctl("stop", admin)
     until("said", delayed)
+    assert "unmask" not in delayed()
     assert ready(running), "that users can delay root's orders breaks no promise yet"
     assert running.run("mpsagent-cli", "resume").returncode == 0, "they come by the other one"
     mended(delayed())

@@ -10,7 +10,7 @@ import pytest
 
 from mpsagent.system import control_unit, gate_units
 from mpsagent.system.directories import directories
-from mpsagent.system.gate_units import GateState, GateUnits
+from mpsagent.system.gate_units import GateState, GateUnits, sockets_again
 from tests.system.conftest import Play
 
 HERE = directories("default", "/tmp/nvidia-mps", "/var/log/nvidia-mps")
@@ -103,6 +103,17 @@ def test_a_service_that_is_masked_is_called_so(play: Play) -> None:
     said = play(GateUnits(bus).ensure(HERE))
     assert "systemctl unmask mpsagent-gate.service" in said
     assert bus.calls == []
+
+
+@pytest.mark.parametrize("place", [None, "etc", "run"])
+def test_a_socket_is_unmasked_only_if_it_is_masked(tmp_path: Path, place: str | None) -> None:
+    for one in ("etc", "run"):
+        (tmp_path / one / "systemd/system").mkdir(parents=True)
+    if place is not None:
+        (tmp_path / place / "systemd/system/mpsagent-admin.socket").symlink_to("/dev/null")
+    restart = "systemctl restart mpsagent.socket mpsagent-api.socket mpsagent"
+    unmask = "" if place is None else "systemctl unmask mpsagent-admin.socket; "
+    assert sockets_again(tmp_path) == unmask + restart
 
 
 def test_another_place_in_the_policy_moves_them(play: Play) -> None:
