@@ -71,7 +71,7 @@ def _look(out: Out) -> None:
 
 
 def _judge(here: Here, out: Out, agent: Agent, mark: int, inside: list[Client], others: list[Client]) -> None:
-    records = agent.found("bypass", since=mark)
+    records = agent.found("outside_mps", since=mark)
     found = {int(one["pid"]): one for one in records}
     right = [one for one in others if one.pid in found]
     wrong = [one.pid for one in inside if one.pid in found]
@@ -118,7 +118,7 @@ def _beside_nvidia_smi(here: Here, out: Out, stage: Stage, agent: Agent) -> None
         theirs = by_smi.get(client.pid)
         bypass = client.pid not in inside
         if bypass:
-            record = next((one for one in agent.found("bypass") if one["pid"] == client.pid), None)
+            record = next((one for one in agent.found("outside_mps") if one["pid"] == client.pid), None)
             known = None if record is None else round(record["memory"] / MIB)
         near = known is not None and (theirs is None or bypass or abs(known - theirs) <= NEAR)
         rows.append([f"{client.pid}{' outside' if bypass else ''}", size, known, theirs, "yes" if near else "NO"])

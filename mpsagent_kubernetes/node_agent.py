@@ -45,7 +45,7 @@ class NodeAgent:
 
     def end(self, number: int) -> None:
         try:
-            client.order(self._socket, "end-lease", {"number": number}, DEADLINE)
+            client.order(self._socket, "delete-lease", {"number": number}, DEADLINE)
         except client.Refused as refused:
             if refused.status != 404:  # it was over just now
                 raise

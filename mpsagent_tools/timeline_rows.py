@@ -16,7 +16,7 @@ from mpsagent.policy import apart
 NODE = {
     "control.started": "control", "control.ended": "control", "control.restart_ordered": "control",
     "drain.ordered": "control", "drain.resumed": "control", "gate.lost": "control", "agent.error": "control",
-    "policy.loaded": "policy", "policy.rejected": "policy", "bypass": "outside", "bypass.ended": "outside",
+    "policy.loaded": "policy", "policy.rejected": "policy", "outside_mps": "outside", "outside_mps.ended": "outside",
 }  # fmt: skip
 """Kinds of events that concern all users, and their marks."""
 KINDS = ",".join((*NODE, "lease.", "limits.unconfirmed"))

@@ -111,10 +111,10 @@ class Bypass:
             self.found[pid] = one._replace(ending=ending)
             fields = {"pid": pid, "uid": one.seen.uid, "rule": "instance.on_outside_mps", "enforce": policy.enforce}
             if ending is not None and number is None:
-                record("bypass.warned", now, **fields, ends=ending.due)
+                record("outside_mps.warned", now, **fields, ends=ending.due)
             elif ending is not None and number is not None:
                 problem = self._held[pid].send(number) if policy.enforce else None
-                record("bypass.ended", now, **fields, signal=number, text=problem or "")
+                record("outside_mps.ended", now, **fields, signal=number, text=problem or "")
 
     def due(self, now: float) -> bool:
         """Something is due for one of them: it has to be looked whether NVML still lists it."""

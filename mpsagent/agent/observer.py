@@ -196,7 +196,7 @@ class Observer:
         for one in await self._bypass.look(listed):
             seen = one.seen
             self._recorder.record(
-                "bypass", self._clock.now(), pid=seen.pid, uid=seen.uid, device=seen.device, memory=seen.memory,
+                "outside_mps", self._clock.now(), pid=seen.pid, uid=seen.uid, device=seen.device, memory=seen.memory,
                 command=one.facts.command, began=one.facts.began, reason=one.why,
                 text=f"process {seen.pid} of user {seen.uid} computes on {seen.device} outside MPS: {one.why}",
             )  # fmt: skip

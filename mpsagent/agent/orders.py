@@ -249,7 +249,7 @@ ORDERS: dict[str, tuple[str, _Keys, Callable[[Acting, Json, int], Coroutine[Any,
     "drain": ("drain", {**_TIMEOUT, **_INSTANCE},
               lambda takes, body, by: takes.drain(_seconds(body), by, body.get("instance"))),
     "resume": ("resume", _INSTANCE, lambda takes, body, by: takes.resume(by, body.get("instance"))),
-    "restart": ("restart MPS", {**_TIMEOUT, **_INSTANCE, "dry_run": bool}, lambda takes, body, by:
+    "restart-mps": ("restart MPS", {**_TIMEOUT, **_INSTANCE, "dry_run": bool}, lambda takes, body, by:
                 takes.restart(_seconds(body), by, body.get("instance"), **_given(body, "dry_run"))),
     "extend-turn": ("extend a turn", {"uid": int, "by": _SPAN}, lambda takes, body, by:
                     takes.extend_turn(body.get("uid"), _seconds(body, "by"), by)),
@@ -257,6 +257,7 @@ ORDERS: dict[str, tuple[str, _Keys, Callable[[Acting, Json, int], Coroutine[Any,
     "diff": ("compare the policy files", {},
              lambda takes, body, by: takes.policy_diff()),
     "lease": ("give a lease", lease_body.KEYS, lambda takes, body, by: takes.give_lease(body, by)),
-    "end-lease": ("end a lease", {"number": int}, lambda takes, body, by: takes.end_lease(body.get("number", -1), by)),
+    "delete-lease": ("end a lease", {"number": int},
+                     lambda takes, body, by: takes.end_lease(body.get("number", -1), by)),
 }  # fmt: skip
 """What it is in words, its keys, and how it is carried out."""

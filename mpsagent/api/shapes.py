@@ -63,8 +63,8 @@ class Turn(TypedDict):
     ``memory``: device memory of the user's processes together, null: not known. ``limits``: those with which each of
     them was let in, null: they differ or are not known; without a process, those of the policy. ``contested``: since
     when another user waits; ``ends``: when the turn is over at the latest (null: no user waits, or it has no end);
-    ``after``, ``grace``: the policy's seconds from ``contested`` on, null: no end; ``slice``: the seconds of a turn
-    that ends in a pause, else null; ``action``: what happens at its end; ``ending``: since when it ends."""
+    ``time_limit``, ``grace``: the policy's seconds from ``contested`` on, null: no end; ``pause_slice``: the seconds of
+    a turn that ends in a pause, else null; ``on_expiry``: what happens at its end; ``ending``: since when it ends."""
 
     uid: int
     user: str | None
@@ -77,10 +77,10 @@ class Turn(TypedDict):
     warned: Time | None
     ends: Time | None
     ends_in: float | None
-    after: float | None
+    time_limit: float | None
     grace: float
-    slice: float | None
-    action: str
+    pause_slice: float | None
+    on_expiry: str
     ending: Time | None
 
 

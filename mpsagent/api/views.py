@@ -188,9 +188,9 @@ def turn(view: View, memory: Mapping[int, int], names: Names, now: float) -> Jso
         shapes.Turn, one, names=names, seconds=span(one.since, now), processes=len(mine),
         memory=sum(used) if used else None, limits=_each(mine, view.limits(one.uid)),
         ends_in=None if one.ends is None else span(now, one.ends),
-        after=rules.switch_after if pause_room.has_to_leave(view, one.uid) else None,
-        slice=rules.switch_slice if view.may_pause(one.uid) else None, grace=rules.switch_grace,
-        action=rules.switch_action,
+        time_limit=rules.switch_after if pause_room.has_to_leave(view, one.uid) else None,
+        pause_slice=rules.switch_slice if view.may_pause(one.uid) else None, grace=rules.switch_grace,
+        on_expiry=rules.switch_action,
     )  # fmt: skip
 
 

@@ -111,7 +111,7 @@ def delete(path: str, number: int | None, cgroup: str | None, name: str | None, 
             ask.failed({"detail": f"there is no lease with the name {name!a}", "hint": hint})
             sys.exit(ask.NOT_FOUND)
     for one in numbers:
-        _, raw = ask.ordered(path, "end-lease", {"number": one})
+        _, raw = ask.ordered(path, "delete-lease", {"number": one})
         click.echo(raw.decode().rstrip("\n") if as_json else f"lease {one} has ended")
 
 

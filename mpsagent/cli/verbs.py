@@ -279,16 +279,16 @@ def restart(
 
     body = {**({} if timeout is None else {"timeout": timeout}), "instance": instance}
     if dry_run or not yes:  # who may not is not asked first
-        ask.ordered(path, "restart", {**body, "dry_run": True})
+        ask.ordered(path, "restart-mps", {**body, "dry_run": True})
     if (dry_run or not yes) and not cli_restart.may_lose(path, instance, dry_run=dry_run, as_json=as_json):
         return
     if no_wait or as_json:
-        ask.act(path, "restart", body, as_json)
+        ask.act(path, "restart-mps", body, as_json)
         return
     from mpsagent.cli import event_lines
 
     before, _ = ask.asked(path, "/v1/status")
-    answer, _ = ask.ordered(path, "restart", body)
+    answer, _ = ask.ordered(path, "restart-mps", body)
     sys.exit(event_lines.until_restarted(path, before, answer.get("instances", []), timeout or 0.0))
 
 

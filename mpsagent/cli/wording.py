@@ -114,7 +114,7 @@ def _at_work(turn: Json, now: datetime) -> str:
 def _until(turn: Json, drained: str | None, now: datetime) -> str:
     """``drained``: when a drain ends what still runs."""
     end = {"terminate": ", then its clients are ended", "restart-mps": ", then MPS is restarted"}.get(
-        turn["action"], ""
+        turn["on_expiry"], ""
     )
     if turn["ending"]:
         return f"being ended since {local(turn['ending'], now)}"
@@ -122,6 +122,6 @@ def _until(turn: Json, drained: str | None, now: datetime) -> str:
         return f"until {local(drained, now)} at the latest, then its clients are ended"
     if turn["ends"]:
         return f"until {local(turn['ends'], now)} at the latest{end}"
-    if turn["after"] is None:
+    if turn["time_limit"] is None:
         return "no time limit"
-    return f"for {duration_text(turn['after'] + turn['grace'])} once another user waits"
+    return f"for {duration_text(turn['time_limit'] + turn['grace'])} once another user waits"

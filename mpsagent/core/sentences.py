@@ -280,14 +280,14 @@ _SENTENCES: dict[str, Callable[[_Words], str]] = {
         f"the policy was loaded from {', '.join(w['files']) or 'the defaults'} ({str(w['digest'])[:12]})"
     ),
     "policy.rejected": _rejected,
-    "bypass": _bypass,
+    "outside_mps": _bypass,
     "client.unlimited": lambda w: f"beyond its limits: {w.text()}",
     "client.environment": lambda w: f"its limits may not hold: {w.text()}",
-    "bypass.warned": lambda w: (
+    "outside_mps.warned": lambda w: (
         f"process {w['pid']}{w.of_user()} uses the GPU outside MPS and is ended in "
         f"{duration_text(max(0.0, w['ends'] - w['at']))}"
     ),
-    "bypass.ended": _bypass_ended,
+    "outside_mps.ended": _bypass_ended,
     "drain.ordered": _drain,
     "lease.given": lambda w: f"{w.user('by')} gave {_job(w, 'a job')} a share of its own (lease {w['number']})",
     "lease.ended": lambda w: (

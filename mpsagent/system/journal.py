@@ -39,7 +39,7 @@ MESSAGE_IDS: Mapping[str, str] = {
     "client.refused": "2729e3a3473c48cba866922c1f6f7930",
     "drain.ordered": "b2d949629acd5544b22262c64189ac6e",
     "client.unkillable": "4fd23a89e6c8410fa6c777a01977094d",
-    "bypass": "2dbef223e1d04ef2adb2f7d6e9569646",
+    "outside_mps": "2dbef223e1d04ef2adb2f7d6e9569646",
     "agent.error": "92c2441fa7bf4c8b8d811f32f8dc2c8e",
 }
 _CLIENT_ENDED, _HANG = "2491fcdc69425995853494d155f00691", "383dbd647b055f84b02864ee3bf55d79"
@@ -54,7 +54,7 @@ ACTION_IDS: Mapping[str, str] = {
 """The same for actions that have been carried out; for StartControl when it failed."""
 _GRAVE = {
     "policy.rejected", "server.fault", "server.start_failed", "server.full", "limits.unconfirmed", "control.ended",
-    "control.unsafe", "directory.taken", "gate.lost", "gate.handshake_unknown", "bypass", "client.unkillable",
+    "control.unsafe", "directory.taken", "gate.lost", "gate.handshake_unknown", "outside_mps", "client.unkillable",
     "client.environment", "client.unlimited", "client.refused", "agent.error", "action.failed",
 }  # fmt: skip
 _FIELDS = {"uid": "MPS_UID", "server": "MPS_SERVER_PID", "rule": "MPSAGENT_RULE"}

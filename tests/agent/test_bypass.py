@@ -55,7 +55,7 @@ def test_who_has_lost_its_server_and_lives_on_is_not_outside(stage: Stage) -> No
     outside.working()
     assert f"process {holder.pid} " not in stage.problem(agent, f"process {outside.pid} of user {B}")
     assert alive(holder.pid)
-    assert [one["pid"] for one in stage.records("bypass")] == [outside.pid]
+    assert [one["pid"] for one in stage.records("outside_mps")] == [outside.pid]
     stage.until(lambda: f"[{holder.pid}," in (stage.place / "state" / "state.json").read_text(), "it is kept")
     stage.killed(agent)
     agent = stage.again()
@@ -64,7 +64,7 @@ def test_who_has_lost_its_server_and_lives_on_is_not_outside(stage: Stage) -> No
     stage.problem(agent, f"process {later.pid} of user {C}")
     stage.until(lambda: len(agent.api.status()["outside"]) == 2, "both are found by the next agent")
     assert {one["pid"] for one in agent.api.status()["outside"]} == {outside.pid, later.pid}
-    assert holder.pid not in {one["pid"] for one in stage.records("bypass")}
+    assert holder.pid not in {one["pid"] for one in stage.records("outside_mps")}
     assert alive(holder.pid)
 
 
@@ -83,7 +83,7 @@ def test_a_process_that_lost_its_server_is_not_outside_for_an_agent_without_reco
     outside = stage.client(B, "sleep", 600, CUDA_MPS_PIPE_DIRECTORY="/nonexistent")
     outside.working()
     assert outside.ended() != 0
-    assert {one["pid"] for one in stage.records("bypass")} == {outside.pid}
+    assert {one["pid"] for one in stage.records("outside_mps")} == {outside.pid}
     # What the first agent took up is on record for the next one.
     stage.client(B, "sleep", 600).working()
     stage.until(lambda: f"[{holder.pid}," in (stage.place / "state" / "state.json").read_text(), "it is kept")
@@ -92,7 +92,7 @@ def test_a_process_that_lost_its_server_is_not_outside_for_an_agent_without_reco
     later = stage.client(C, "sleep", 600, CUDA_MPS_PIPE_DIRECTORY="/nonexistent")
     later.working()
     assert later.ended() != 0
-    assert {one["pid"] for one in stage.records("bypass")} == {outside.pid, later.pid}
+    assert {one["pid"] for one in stage.records("outside_mps")} == {outside.pid, later.pid}
     assert alive(holder.pid)
 
 
@@ -106,12 +106,12 @@ def test_a_process_outside_is_ended_where_the_policy_says_so(stage: Stage) -> No
     inside.working()
     exempt = stage.client(C, "sleep", 600, CUDA_MPS_PIPE_DIRECTORY="/nonexistent")
     exempt.working()
-    stage.record("bypass", pid=exempt.pid)
+    stage.record("outside_mps", pid=exempt.pid)
     outside = stage.client(B, "sleep", 600, CUDA_MPS_PIPE_DIRECTORY="/nonexistent")
     outside.working()
-    warned = stage.record("bypass.warned", pid=outside.pid)
+    warned = stage.record("outside_mps.warned", pid=outside.pid)
     assert outside.ended() != 0
-    ended = stage.record("bypass.ended")
+    ended = stage.record("outside_mps.ended")
     assert (ended["pid"], ended["signal"], ended["enforce"]) == (outside.pid, signal.SIGTERM, True)
     assert ended["at"] >= warned["ends"]
 

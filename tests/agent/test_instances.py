@@ -276,7 +276,7 @@ def test_a_changed_policy_is_shown_and_taken_by_the_instance_that_it_is_for(stag
 def test_orders_are_for_one_instance_or_for_all(stage: Stage) -> None:
     agent = start(stage)
     pids = {name: one["control"]["pid"] for name, one in instances(agent).items()}
-    assert agent.api.order("restart", instance="gpu1")[0] == 200
+    assert agent.api.order("restart-mps", instance="gpu1")[0] == 200
     stage.until(
         lambda: (found := instances(agent)["gpu1"]["control"]) and found["running"] and found["pid"] != pids["gpu1"],
         "another daemon",
@@ -290,7 +290,7 @@ def test_orders_are_for_one_instance_or_for_all(stage: Stage) -> None:
         assert f"{name}: started the control daemon" in said, said
     ordered = len(stage.records("control.restart_ordered"))
     assert agent.api.order("drain", instance="gpu1")[0] == 200
-    assert agent.api.order("restart")[0] == 409
+    assert agent.api.order("restart-mps")[0] == 409
     assert len(stage.records("control.restart_ordered")) == ordered, "gpu0 was restarted, and then it was refused"
     assert agent.api.order("resume", instance="gpu1")[0] == 200
     stage.until(lambda: all_open(agent), "open again")

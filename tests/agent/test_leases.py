@@ -25,7 +25,7 @@ def test_the_answer_waits_for_the_gate_and_not_for_ever(stage: Stage) -> None:
         os.kill(gate, signal.SIGCONT)
     assert (status, given["in_force"]) == (200, False)
     stage.until(lambda: agent.api.status()["gate"]["in_force"], "the gate goes by the lease")
-    assert agent.api.order("end-lease", number=given["id"])[0] == 200
+    assert agent.api.order("delete-lease", number=given["id"])[0] == 200
     status, given = agent.api.order("lease", **body)
     assert (status, given["in_force"]) == (200, True)
     assert agent.api.status()["gate"]["in_force"]

@@ -75,7 +75,7 @@ _KEYS = [
     "until",
     "name",
 ]
-_ORDERS = ["drain", "resume", "restart", "reload", "terminate", "end-lease", "extend-turn", "diff", "nothing"]
+_ORDERS = ["drain", "resume", "restart-mps", "reload", "terminate", "delete-lease", "extend-turn", "diff", "nothing"]
 
 
 def _value(draw: random.Random, depth: int = 0) -> Any:
@@ -107,7 +107,7 @@ def test_no_order_of_roots_is_a_fault_of_ours(stage: Stage) -> None:
     found: dict[int, int] = {}
     leases: list[int] = []
     for number in range(REQUESTS // 2):
-        orders = _ORDERS if number % 25 == 0 else [one for one in _ORDERS if one not in ("drain", "restart")]
+        orders = _ORDERS if number % 25 == 0 else [one for one in _ORDERS if one not in ("drain", "restart-mps")]
         order = draw.choice([*["lease"] * 6, *orders])
         message = _message(draw, order)
         status, got = agent.api.say(message)
@@ -116,7 +116,7 @@ def test_no_order_of_roots_is_a_fault_of_ours(stage: Stage) -> None:
         if status == 200 and "in_force" in got:
             leases.append(got["id"])
             assert got["id"] in [one["id"] for one in agent.api.get("/v1/leases")["leases"]]
-            assert agent.api.order("end-lease", number=got["id"])[0] == 200
+            assert agent.api.order("delete-lease", number=got["id"])[0] == 200
     assert len(leases) > 10, found
     assert found[400] > REQUESTS / 4, found
     assert "fault in mpsagent" not in agent.log()

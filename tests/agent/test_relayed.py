@@ -80,7 +80,7 @@ def test_an_innocent_proxy_goes_on_and_its_clients_count(stage: Stage) -> None:
     assert [c.finish() for c in clients] == [0, 0], [c.text() for c in clients]
     assert two.ended() == 0, two.text()
     assert not stage.records("action", action="TerminateClient")
-    assert not stage.records("bypass")
+    assert not stage.records("outside_mps")
     stage.no_problem(agent)
 
 

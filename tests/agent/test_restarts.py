@@ -47,7 +47,7 @@ def test_a_restart_that_goes_well_says_of_nothing_that_it_failed(stage: Stage) -
     agent = stage.with_agent(POLICY)
     client = stage.client(A, "sleep", 600)
     client.working()
-    status, body = agent.api.order("restart")
+    status, body = agent.api.order("restart-mps")
     assert status == 200, body
 
     def started() -> bool:

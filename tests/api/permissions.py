@@ -53,7 +53,7 @@ VERBS: dict[str, list[str]] = {
     "turn extend": ["1001", "1h"],
 }
 BODIES: dict[str, dict[str, Any]] = {
-    "terminate": {"pid": 501}, "terminate-each": {"mine": True}, "end-lease": {"number": 1},
+    "terminate": {"pid": 501}, "terminate-each": {"mine": True}, "delete-lease": {"number": 1},
     "extend-turn": {"uid": 1001, "by": "1h"},
     "lease": {"uid": 1001, "active_threads": "30%", "until": "2h"},
 }  # fmt: skip

@@ -194,8 +194,8 @@ def test_acting_reaches_the_backend_with_who_asked(served: Served) -> None:
     assert order(served, "drain", timeout="10m")[0] == 200
     assert order(served, "drain")[0] == 200
     assert order(served, "resume")[0] == 200
-    assert order(served, "restart")[0] == 200
-    assert order(served, "restart", timeout="10m")[0] == 200
+    assert order(served, "restart-mps")[0] == 200
+    assert order(served, "restart-mps", timeout="10m")[0] == 200
     assert order(served, "reload")[1] == {"ok": False, "errors": ["policy.toml:1: no"]}
     me = os.getuid()
     assert served.backend.asked == [

@@ -62,11 +62,11 @@ def test_over_the_socket() -> None:
         assert (given["active_threads"], given["in_force"], given["memory_limit"]) == ("30%", True, {"0": 4 << 30})
         (listed,) = client.ask(str(served.path), "/v1/leases")[0]["leases"]
         assert (listed["id"], listed["uid"], listed["clients"]) == (1, OTHER, [])
-        for name, wrong, status in (("end-lease", {"number": 7}, 404), ("lease", {"uid": "x"}, 400)):
+        for name, wrong, status in (("delete-lease", {"number": 7}, 404), ("lease", {"uid": "x"}, 400)):
             with pytest.raises(client.Refused) as refused:
                 client.order(str(served.path), name, wrong)
             assert refused.value.status == status
-        assert client.order(str(served.path), "end-lease", {"number": 1})[0] == {"ended": 1}
+        assert client.order(str(served.path), "delete-lease", {"number": 1})[0] == {"ended": 1}
 
 
 def test_on_the_command_line() -> None:
@@ -159,7 +159,7 @@ def test_other_users_may_read_and_not_act() -> None:
     with serve() as served:
         assert ask(served, OTHER, "/v1/leases")[0] == 200
         assert order(served, OTHER, "lease", **body)[0] == 403
-        assert order(served, OTHER, "end-lease", number=1)[0] == 403
+        assert order(served, OTHER, "delete-lease", number=1)[0] == 403
 
 
 def test_a_lease_that_the_gate_does_not_go_by_yet_is_given_and_said() -> None:

@@ -69,7 +69,7 @@ def test_everyone_may_read(served: Served, path: str) -> None:
     assert ask(served, OTHER, path)[0] == 200
 
 
-@pytest.mark.parametrize("path", ["drain", "resume", "restart", "reload"])
+@pytest.mark.parametrize("path", ["drain", "resume", "restart-mps", "reload"])
 def test_only_root_and_the_admin_group_may_act(served: Served, path: str) -> None:
     """A user is told why not, and nothing is done; an administrator's uid reaches the backend."""
     status, body = order(served, USER, path)

@@ -48,7 +48,7 @@ def test_a_rejected_policy_says_what_holds_instead() -> None:
 
 
 def test_a_warning_for_computing_outside_mps_says_how_long_is_left() -> None:
-    record = {"kind": "bypass.warned", "at": 10.0, "pid": 7, "uid": 1002, "ends": 70.0}
+    record = {"kind": "outside_mps.warned", "at": 10.0, "pid": 7, "uid": 1002, "ends": 70.0}
     assert sentence(record, NAMES) == "process 7 of bob uses the GPU outside MPS and is ended in 1m00s"
 
 

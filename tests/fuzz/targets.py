@@ -383,7 +383,7 @@ class Taken:
 
     async def end_lease(self, number: int, by: int) -> Json:
         assert isinstance(number, int)
-        return self._root("end-lease", by)
+        return self._root("delete-lease", by)
 
     def _root(self, what: str, by: int, timeout: float | None = None, pid: int = 1) -> Json:
         assert by == 0
@@ -426,13 +426,13 @@ def orders() -> Iterable[bytes]:
         "terminate": ({"pid": OWN}, {"pid": OTHERS, "now": True, "dry_run": True}),
         "terminate-each": ({"job": "job-7"}, {"cgroup": "/slurm/*"}, {"mine": True}, {"below": True, "now": True}),
         "drain": ({"timeout": 5.5, "instance": "left"}, {"timeout": None}),
-        "restart": ({"timeout": "10m", "dry_run": True},),
+        "restart-mps": ({"timeout": "10m", "dry_run": True},),
         "lease": (
             {"uid": 1001, "threads": 20, "memory": "4G", "until": "2h", "name": "job-7"},
             {"pid": 71, "threads": {"sms": 26}, "memory": {"0": "25%", "GPU-abc": "1G"}, "until": "2h"},
             {"cgroup": "/slurm/*", "threads": {"clients": 4, "rule": "even"}, "until": "2026-11-24T00:00:00+01:00"},
         ),
-        "end-lease": ({"number": 3},),
+        "delete-lease": ({"number": 3},),
     }
     for name in ORDERS:
         for body in some.get(name, ({},)):

@@ -172,7 +172,7 @@ class Agent:
         that, and this one changes nothing."""
         with contextlib.suppress(OSError, ValueError):
             if Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] not in "TtZX":
-                self.api.order("restart", dry_run=True)
+                self.api.order("restart-mps", dry_run=True)
 
     def mark(self) -> int:
         """How many records there are by now; for `found(since=...)`."""

@@ -166,7 +166,7 @@ class Administered(trouble.Troubled):
 
     def end_lease(self, order: Order) -> None:
         if order.status == 200:
-            ended = give(self, {"order": "end-lease", "number": order.answer["id"]})
+            ended = give(self, {"order": "delete-lease", "number": order.answer["id"]})
             next(one for one in self.leases if one.order is order).ended = ended
 
     def starts_daemon(self) -> None:
@@ -202,7 +202,7 @@ class Administered(trouble.Troubled):
             self.judges.faults.append((kernel.now, "order"))
         elif what == "restart":
             self.judges.faults.append((kernel.now, "daemon"))
-            self.order("a restart", {"order": "restart", "timeout": float(fault.call) or None})
+            self.order("a restart", {"order": "restart-mps", "timeout": float(fault.call) or None})
         elif what == "terminate":
             there = [one for one in self.judges.lives if one.works and one.honest and one not in self.ordered]
             if there:

@@ -20,16 +20,16 @@ ANSWERED = 15.0
 AT_ONCE = 2.5
 """The same of root's beside a flood of users' orders, where nothing else is slow."""
 KINDS = {
-    "terminate": "client.end_ordered", "drain": "drain.ordered", "restart": "control.restart_ordered",
-    "reload": "policy.loaded", "lease": "lease.given", "end-lease": "lease.ended",
+    "terminate": "client.end_ordered", "drain": "drain.ordered", "restart-mps": "control.restart_ordered",
+    "reload": "policy.loaded", "lease": "lease.given", "delete-lease": "lease.ended",
 }  # fmt: skip
 """The record of each order that was carried out."""
-ADMINISTRATORS = frozenset({"drain", "resume", "restart", "reload", "lease", "end-lease"})
+ADMINISTRATORS = frozenset({"drain", "resume", "restart-mps", "reload", "lease", "delete-lease"})
 FOR_NOTHING = (
-    b"{", b"[]", b"x" * 20_000, b'{"order": "drain"}', b'{"order": "resume"}', b'{"order": "restart"}',
+    b"{", b"[]", b"x" * 20_000, b'{"order": "drain"}', b'{"order": "resume"}', b'{"order": "restart-mps"}',
     b'{"order": "reload"}', b'{"order": "terminate", "pid": 1}', b'{"order": "terminate-each", "mine": true}',
     b'{"order": "lease", "uid": 2001, "active_threads": "100%", "until": "1h"}',
-    b'{"order": "end-lease", "number": 1}', b"",
+    b'{"order": "delete-lease", "number": 1}', b"",
 )  # fmt: skip
 """What a user may ask as often as there is time; the last one is said never."""
 
