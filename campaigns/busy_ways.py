@@ -107,7 +107,8 @@ class Lane:
         self.neighbours: list[Program] = []
         self.pool: list[tuple[str, Program]] = []
         self.ending: list[tuple[str, Program, float]] = []
-        self.works = itertools.islice(itertools.cycle(WORKS), self.number, None)
+        works = [(kind, "exit") for kind in options.works] or WORKS
+        self.works = itertools.islice(itertools.cycle(works), self.number, None)
         self.file = (options.out / f"ways-{self.number}.jsonl").open("a")
         self.stages, self.stopped, self.logged = itertools.count(1), itertools.count(), 0
         top = Path("/sys/fs/cgroup")
@@ -396,6 +397,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words = lambda given: [one.strip() for one in given.split(",") if one.strip()]  # noqa: E731
     parser.add_argument("--ways", type=words, default=WAYS)
+    parser.add_argument("--works", type=words, default=[], help="programs of the victims, such as torch,jax")
     parser.add_argument("--turns", action="store_true", help="turns instead of all users together")
     parser.add_argument("--crowd", choices=CROWDS, default="busy", help="neighbours")
     parser.add_argument("--seconds", type=float, default=270.0)

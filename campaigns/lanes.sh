@@ -179,10 +179,11 @@ users() {
 }
 
 plain() {
-    until [ -e "$all/default/status" ]; do sleep 1; done
+    until [ ! -e "$all/default" ] || [ -e "$all/default/status" ]; do sleep 1; done
     beside_default
-    timeout -k 10 290 python3 campaigns/busy_ways.py --gpus 3 --ways plain-int,plain-term,plain-kill --crowd light --pool 6 \
-        --seconds 240 --out "$all/plain"
+    timeout -k 10 "$((${PLAIN_SECONDS:-240} + 50))" python3 campaigns/busy_ways.py --gpus 3 \
+        --ways plain-int,plain-term,plain-kill --works "${PLAIN_WORKS:-}" --crowd light --pool 6 \
+        --seconds "${PLAIN_SECONDS:-240}" --out "$all/plain"
 }
 
 world() {
