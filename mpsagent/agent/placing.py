@@ -23,7 +23,7 @@ from mpsagent.wire import link
 
 LINE_FIRST = 0.5
 """Seconds in which a process gets the line with the reason: it may exit as soon as it is refused."""
-GONE = "its process has worked at instance {}, which the policy does not have any more: start the program again"
+GONE = "its process has worked at instance {}, which the policy no longer has: start the program again"
 
 
 class Placing:

@@ -212,7 +212,7 @@ def test_a_process_whose_instance_is_taken_away_is_told_to_start_again(stage: St
     os.kill(client.pid, signal.SIGUSR1)
     assert client.saw("another ctx CUDA_ERROR_MPS_CONNECTION_FAILED"), client.text()
     why = stage.record("client.refused", pid=client.pid)["why"]
-    assert why.startswith("its process has worked at instance gpu1, which the policy does not have any more")
+    assert why.startswith("its process has worked at instance gpu1, which the policy no longer has")
     assert where(agent, working(stage, A)) == "gpu0"
 
 

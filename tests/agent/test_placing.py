@@ -85,7 +85,7 @@ def test_a_known_process_of_an_instance_that_is_gone_is_told_so(tmp_path: Path, 
         await until(lambda: any(isinstance(one, link.Refuse) for one in sent))  # after the line with the reason
         refused = [one for one in sent if isinstance(one, link.Refuse)]
         assert [one.connection for one in refused] == [0]
-        assert "has worked at instance old, which the policy does not have any more" in refused[0].why
+        assert "has worked at instance old, which the policy no longer has" in refused[0].why
 
     more = f'devices = []\n[instance.y]\npipe_directory = "{tmp_path}/p"\nlog_directory = "{tmp_path}/logy"\n'
     play(tmp_path, scenario, instance=f'{more}control_daemon_path = "/nonexistent/control"\n')

@@ -69,6 +69,17 @@ def test_over_the_socket() -> None:
         assert client.order(str(served.path), "delete-lease", {"number": 1})[0] == {"ended": 1}
 
 
+def test_an_old_key_of_an_order_has_its_new_name() -> None:
+    """An order with "threads" said only which keys are known."""
+    with serve() as served:
+        with pytest.raises(client.Refused) as refused:
+            client.order(str(served.path), "lease", {"uid": OTHER, "threads": 30, "until": "10m"})
+        assert refused.value.error["hint"] == 'it is called "active_threads" now'
+        with pytest.raises(client.Refused) as refused:
+            client.order(str(served.path), "lease", {"uid": OTHER, "until": "10m"})
+        assert refused.value.error["detail"] == "the lease has no limits"
+
+
 def test_on_the_command_line() -> None:
     with serve() as served:
         added = run(
