@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mpsagent.policy.policy import Policy
 from tests.agent.stage import A, Agent, B, C, Client, D, Machine, Stage
 from tests.conformance import backends
 from tests.conformance import rig as rigs
@@ -90,6 +91,7 @@ def instances(agent: Agent) -> dict[str, Any]:
 
 def test_every_user_works_at_once_on_all_gpus_as_without_mps(stage: Stage) -> None:
     """CUDA_VISIBLE_DEVICES counts in the machine's order, by number and by UUID, and no user waits."""
+    assert f'sharing = "{Policy().sharing}"\n' == DEFAULT
     agent = start(stage)
     for client in [working(stage, uid) for uid in (A, B, C, A)]:
         assert f"devices {GPUS}" in client.text()
@@ -98,7 +100,7 @@ def test_every_user_works_at_once_on_all_gpus_as_without_mps(stage: Stage) -> No
             one = stage.client(D, "query", CUDA_VISIBLE_DEVICES=wanted)
             assert one.ended() == 0, one.text()
             assert uuid[:12] in one.text()
-    assert agent.api.get("/v1/queue")["queue"] == []
+    stage.until(lambda: agent.api.get("/v1/queue")["queue"] == [], "no user waits")
     assert agent.api.problems() == []
     (one,) = instances(agent).values()
     assert [each["uid"] for each in one["daemons"]] == [A, B, C, D]

@@ -53,7 +53,7 @@ def test_no_example_gives_small_shares_in_turns(name: str) -> None:
     """The rest of the GPU would be idle while others wait. Clients are in tests/agent/test_shipped_policies.py."""
     made = example(name)
     if made.sharing == "turns":
-        assert not [path for path in made.settings if path[-1] in ("threads", "total_threads")]
+        assert not [path for path in made.settings if path[-1] in ("active_threads", "total_active_threads")]
 
 
 def test_the_default_policy_changes_nothing() -> None:
