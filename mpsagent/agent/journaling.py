@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -28,14 +28,19 @@ class Telling:
 
     def __init__(self, names: Names | None = None) -> None:
         self._names = names
-        self._waiting: deque[tuple[Mapping[str, Any], NameOf]] = deque()
+        self._waiting: deque[tuple[Mapping[str, Any], NameOf, Sequence[int]]] = deque()
+        """With the users that each line names."""
         self._late: asyncio.TimerHandle | None = None
         self._answer: asyncio.Task[Identity | None] | None = None
         """The answer that the first line waits for."""
 
     def tell(self, record: Mapping[str, Any], name_of: NameOf) -> None:
-        """``name_of`` is asked when the line is written."""
-        self._waiting.append((record, name_of))
+        """``name_of`` is asked when the line is written. Raises what a field that cannot be shown raises; no other line
+        waits for that one."""
+        users: list[int] = []
+        if self._names is not None:
+            sentence(record, users.append)
+        self._waiting.append((record, name_of, users))
         self._go_on()
 
     def close(self) -> None:
@@ -43,7 +48,7 @@ class Telling:
 
     def _go_on(self) -> None:
         while self._waiting and len(self._waiting) <= MOST:
-            answer = self._awaited(self._waiting[0][0])
+            answer = self._awaited(self._waiting[0][2])
             if answer is not None:
                 if self._late is None:
                     self._late = asyncio.get_running_loop().call_later(PATIENCE, self.close)
@@ -54,19 +59,15 @@ class Telling:
             self._write(1)
         self.close()
 
-    def _awaited(self, record: Mapping[str, Any]) -> asyncio.Task[Identity | None] | None:
-        """Return an answer that is awaited about one of the users in the record's sentence."""
-        if self._names is None:
-            return None
-        users: list[int] = []
-        sentence(record, users.append)
-        return next(filter(None, map(self._names.awaited, users)), None)
+    def _awaited(self, users: Sequence[int]) -> asyncio.Task[Identity | None] | None:
+        """Return an answer that is awaited about one of these users."""
+        return None if self._names is None else next(filter(None, map(self._names.awaited, users)), None)
 
     def _write(self, count: int) -> None:
         if self._late is not None:
             self._late.cancel()
             self._late = None
         for _ in range(count):
-            record, name_of = self._waiting.popleft()
+            record, name_of, _ = self._waiting.popleft()
             rest = {key: value for key, value in record.items() if key != "kind"}
             log.info(record["kind"], **rest, sentence=sentence(record, name_of))

@@ -104,7 +104,7 @@ def test_users_have_their_names_after_a_restart(stage: Stage) -> None:
     assert f"from nobody to user {A}" in stage.cli(agent, "status")[1]
     assert "user nobody" in stage.cli(agent, "lease", "list")[1]
     status, text = stage.cli(agent, "lease", "add", "--uid", "nosuch", "--active-threads", "5%", "--until", "1h")
-    assert (status, "there is no user 'nosuch'" in text) == (2, True)
+    assert (status, "there is no user 'nosuch'" in text) == (6, True)
 
 
 def test_a_lease_lists_the_clients_that_came_with_it_in_every_lane(stage: Stage) -> None:
