@@ -23,8 +23,9 @@ INHERITABLE = ("setpriv", "--inh-caps", "+chown")
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root for namespaces and capabilities")
 @pytest.mark.parametrize(("around", "test", "outcome"), [
     (WITHOUT_FUSE, "system/test_control_child.py::test_a_users_process_that_cannot_be_read_hides_no_daemon", "skipped"),
+    (WITHOUT_FUSE, "system/test_terminal.py::test_a_file_on_a_dead_server_costs_its_own_user_alone", "skipped"),
     (INHERITABLE, "api/test_listen.py::test_without_the_right_to_give_it_away_it_is_roots", "passed"),
-], ids=["no /dev/fuse", "inheritable capabilities"])  # fmt: skip
+], ids=["no /dev/fuse", "no /dev/fuse, terminals", "inheritable capabilities"])  # fmt: skip
 def test_a_container_that_gives_less_fails_no_test(
     around: tuple[str, ...], test: str, outcome: str, base: Path
 ) -> None:

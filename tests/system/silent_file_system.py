@@ -31,7 +31,7 @@ def silent_file_system(directory: Path, uid: int) -> Iterator[Path]:
     options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other"
     if ctypes.CDLL(None).mount(b"silent", os.fsencode(directory), b"fuse", 0, options.encode()):
         os.close(device)
-        raise OSError("the kernel mounts no FUSE")
+        pytest.skip("the kernel mounts no FUSE")
     server = threading.Thread(target=_serve, args=(device, uid))
     server.start()
     try:
