@@ -369,9 +369,7 @@ def test_a_fifo_without_a_reader_is_not_waited_for(place: Path) -> None:
 
 
 @root
-def test_a_file_on_a_dead_server_costs_its_own_user_alone(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_on_a_dead_server_costs_its_own_user_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The helper waits for the server in the kernel and is killed. The loop never waits."""
     monkeypatch.setattr(terminal, "DEADLINE", 2.0)
     monkeypatch.setattr(terminal, "SLOW", 1.5)
