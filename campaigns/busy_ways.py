@@ -261,7 +261,7 @@ class Lane:
             return False
         time.sleep(3.0)
         for way, one, _ in self.ending:
-            self.write(way=f"{way}, not over", pid=one.pid)
+            self.write(way=f"{way}, not over", kind=one.kind, pid=one.pid)
         lost = [one for one in self.neighbours if one.gone()]
         self.write(way="LOST", lost=len(lost), of=len(self.neighbours), log=faulty[:6],
                    text=[one.text()[-200:] for one in lost[:2]])  # fmt: skip

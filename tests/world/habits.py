@@ -589,7 +589,7 @@ class Living(Overseeing):
     def _turn_ends(self, life: Habits, what: str, worked: float, grace: float) -> None:
         begun = any(one.why == "turn" and one.uid == life.uid and self.now - (one.asked_at or 0.0) < SETTLES
                     for one in self.lives if one is not life)  # fmt: skip
-        latest = grace + (SETTLES if begun or self.near(grace + 2.0 + HOOK, "agent", "gate") else 2.0 + HOOK)
+        latest = grace + (SETTLES if begun or self.near(SETTLES, "agent", "gate") else 2.0 + HOOK)
         warned = any(grace - 0.5 < self.now - at < latest for at in life.warnings)
         if worked > grace + 1.0 and not warned:
             self.fail(f"{what} is ended at its turn's end, and was warned at {life.warnings}")
