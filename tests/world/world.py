@@ -381,14 +381,14 @@ class World:
         """What people read."""
         self.node: Node | None = None
         self.drained: float | None = None
+        """Since when a drain is on that was answered."""
         self.resumed = float("-inf")
         """When a drain was ended last."""
-        """Since when a drain is on that was answered."""
         self.orders: list[Any] = []
         """orders.Order of everybody."""
         self.armed: list[tuple[int, Fault]] = []
         self.goes_on = 0.0
-        """Until then somebody is stopped."""
+        """Until then a process is stopped, or an order that was lost is given again."""
         self.did: Counter[str] = Counter()
         """How many things each role has done that others can notice."""
         self.kernel.called = self._called
