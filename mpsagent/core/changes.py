@@ -39,7 +39,7 @@ def of_lane(one: T, lane: Key) -> T:
 
 
 def put(state: State, server: Server) -> State:
-    """With this server in its own lane, which need not be the lane that the state is of."""
+    """Return the state with this server in its own lane, which need not be the lane that the state is of."""
     key = next((key for key, lane in state.lanes.items() if server.pid in lane.servers), state.key)
     lane = state.lanes[key]
     servers = bounded({**lane.servers, server.pid: server}, _MOST_SERVERS)
