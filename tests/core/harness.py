@@ -388,8 +388,10 @@ class Stage:
     def _signal(self, action: act.SignalClient | act.SignalHeld) -> bool:
         """By the pidfd that was taken at the gate: a process that has ended gets nothing, whoever has its pid now."""
         key = action.pid, action.start
-        came = self.gate.came if isinstance(action, act.SignalHeld) else self.gate.ever
-        assert came.get(key) == action.uid, f"it never passed the gate: {action}"
+        if isinstance(action, act.SignalHeld):
+            assert self.gate.procs[key].uid == action.uid
+        else:
+            assert self.gate.ever.get(key) == action.uid, f"it never passed the gate: {action}"
         proc = self.procs.get(action.pid)
         if proc is None or proc.start != action.start:
             return False
@@ -577,7 +579,7 @@ class Stage:
         proc = Proc(next(self._pids), uid, next(self._starts))
         self.procs[proc.pid] = proc
         self.overlaps = True
-        self.daemons[self.gate.lanes.get(through.key)].relayed(through.server, proc)
+        self.daemons[self.gate.way_of(through.key).lane].relayed(through.server, proc)
         return proc
 
     def ends(self, proc: Proc, *, killed: bool = False) -> None:
@@ -586,7 +588,7 @@ class Stage:
             return
         del self.procs[proc.pid]
         proc.dead = True
-        passed = proc.key in self.gate.connections
+        passed = proc.key in self.gate.ever
         self._leave(proc)
         self.gate.ended(proc)
         if passed:

@@ -298,7 +298,7 @@ def test_a_gate_and_an_agent_that_begin_anew_know_whose_the_processes_are() -> N
     lease(2)
     stage.run(1)
     assert [stage.working(one) for one in crowd] == [True, True, False, False]
-    stage.gate.own.clear()  # as a gate that has been started again
+    stage.gate.restarts()
     stage.kill_agent()
     stage.run(1)
     stage.start_agent()
@@ -328,7 +328,7 @@ def test_a_job_has_its_total_also_over_users_whom_nobody_can_name() -> None:
     first = [stage.client(ALICE, cgroup="/jobs/17") for _ in range(3)]
     stage.run(1)
     bob = stage.client(BOB, cgroup="/jobs/17")
-    stage.gate.own.clear()
+    stage.gate.restarts()
     stage.kill_agent()
     alice = stage.identities.pop(ALICE)
     stage.start_agent()

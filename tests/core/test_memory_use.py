@@ -169,7 +169,7 @@ def test_limits_that_are_not_known_end_no_client() -> None:
     """mpsagent was removed and installed again: the fallback limits were taken for the client's own."""
     stage, carol = started_with(ENDS + "[user.dave]\nmemory_limit = '1G'\n")
     stage.kill_agent()
-    stage.gate.forget()
+    stage.gate.restarts(forgets=True)
     stage.identities = {}
     stage.start_agent()
     stage.run(5)

@@ -437,8 +437,8 @@ def test_a_turn_ends_at_its_time_also_between_two_processes_of_its_user(text: st
     stage.client(ALICE)
     bob = stage.client(BOB)
     stage.run(16.5)
-    waiting = next(one for one in stage.gate.held.values() if one.proc.uid == ALICE)
-    waiting.not_before = stage.now + 60
+    waits = next(number for number, proc in stage.gate.held.items() if proc.uid == ALICE)
+    stage.gate.queue.get(waits).not_before = stage.now + 60  # type: ignore[union-attr]
     stage.ends(first)
     stage.run(2.5)
     # the end of a turn that cannot be paused is announced by now, and no new process of hers is admitted

@@ -153,8 +153,7 @@ def test_the_next_gate_gets_no_limits_of_a_client_whose_limits_are_not_known() -
     first = at_work(stage)
     stage.kill_agent()
     for again in range(2):
-        stage.gate.known.clear()
-        stage.gate.connections.clear()
+        stage.gate.restarts(forgets=True)
         if again:
             stage.cut_link()
             stage.connect()
@@ -261,8 +260,7 @@ def test_who_was_at_work_before_the_gate_was_is_taken_over() -> None:
     first, other = at_work(stage), stage.client(ALICE)
     stage.run(1)
     stage.kill_agent()
-    stage.gate.known.clear()
-    stage.gate.connections.clear()
+    stage.gate.restarts(forgets=True)
     stage.overlaps = True
     stage.start_agent()
     stage.run(5)
@@ -282,8 +280,7 @@ def test_nobody_is_let_in_beside_whom_mps_still_has_from_before_the_gate(log_is_
     stage = Stage(PATIENT, shared=True).up()
     alice = at_work(stage)
     stage.kill_agent()
-    stage.gate.known.clear()
-    stage.gate.connections.clear()
+    stage.gate.restarts(forgets=True)
     if not log_is_there:
         stage.lines.clear()
     bob = stage.client(BOB)
@@ -313,8 +310,7 @@ def test_who_was_at_work_before_is_not_ended_though_another_came_first() -> None
     stage = Stage(PATIENT, shared=True).up()
     first = at_work(stage)
     stage.kill_agent()
-    stage.gate.known.clear()
-    stage.gate.connections.clear()
+    stage.gate.restarts(forgets=True)
     stage.overlaps = True
     bob = stage.client(BOB)
     stage.front_end_fails = True

@@ -99,7 +99,7 @@ def test_a_hand_over_that_the_gate_gave_up_without_a_word_holds_up_no_turn(share
     stage.client(ALICE)
     bob = stage.client(BOB)
     stage.run(0.1)
-    second = next(number for number, one in stage.gate.held.items() if one.proc.uid == ALICE)
+    second = next(number for number, proc in stage.gate.held.items() if proc.uid == ALICE)
     stage.feed(inp.GateSaid(stage.now, link.Handing(second, 0, 0, stage.now)))
     assert stage.core is not None
     assert stage.core.state.held.handing == {second}
@@ -237,7 +237,6 @@ def test_several_users_found_at_work_end_one_after_the_other(shared: bool) -> No
     for number, uid in enumerate((ALICE, BOB)):
         proc = stage.procs[50 + number] = Proc(50 + number, uid, 7)
         stage.gate.ever[proc.key] = uid
-        stage.gate.connections[proc.key] = 1
         peer = inp.Peer(proc.pid, uid, 100, proc.start)
         stage.feed(known(stage.now, peer, stage.now + number, stage.limits(uid)))
     carol = stage.client(CAROL)

@@ -1,22 +1,24 @@
-"""A toy gate, a toy MPS and toy clients in virtual time: the world that the engine is tested in.
+"""The gate's queue with a toy MPS and toy clients in virtual time: the world that the engine is tested in.
 
 Not the simulator: no process, no file, no text. The gate holds, hands over one at a time, knows who passed and says
-when a table is in force. MPS has a server for each user or one for all, starts and ends them, blocks, faults, and hurts
-the neighbours of who is signalled without having been asked. What the logs say may come late or never, and users may
-write lines of their own into them. Durations are those of the recordings.
+when a table is in force. What it chooses is chosen by the real gate's queue. MPS has a server for each user or one for
+all, starts and ends them, blocks, faults, and hurts the neighbours of who is signalled without having been asked. What
+the logs say may come late or never, and users may write lines of their own into them. Durations are those of the
+recordings.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, NamedTuple
 
 from mpsagent.core import inputs as inp
 from mpsagent.core.model import Key
-from mpsagent.gate.places import KEPT
+from mpsagent.gate.places import KEPT, SETTLED
+from mpsagent.gate.queue import Held, KnownProcess, Queue
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Limits
 from mpsagent.wire import link
@@ -62,8 +64,6 @@ class Proc:
     """Seconds for which it holds MPS up, until the gate gives it up."""
     made: int = 0
     """Contexts that it has; its channel is not counted."""
-    counts: bool = True
-    """It takes a part of its user's total."""
     mute: bool = False
     """It does not answer ``terminate_client``."""
 
@@ -85,15 +85,6 @@ class Server:
     fault: bool = False
     sticky: set[int] = field(default_factory=set)
     clients: dict[int, Proc] = field(default_factory=dict)
-
-
-@dataclass
-class Connection:
-    number: int
-    proc: Proc
-    since: float
-    not_before: float = 0.0
-    pause: float = 0.0
 
 
 class Given(NamedTuple):
@@ -315,35 +306,39 @@ class Way:
     mps: Mps
     table: link.Admissions = field(default_factory=link.Admissions)
     unapplied: int | None = None
-    handing: Connection | None = None
+    handing: Held | None = None
+
+    @property
+    def name(self) -> str:
+        return "" if self.lane is None else f"-u{self.lane}"
 
     def of(self, said: inp.GateSaid[Any]) -> inp.Input:
         return said if self.lane is None else inp.Of(self.lane, said)
 
 
 class Gate:
-    """``tell(input)`` goes to the agent, in order. ``ways``: by lane."""
+    """Hand-overs to the toy's MPS, chosen by the queue of the real gate. ``tell(input)`` goes to the agent, in order.
+    ``ways``: by lane."""
 
     def __init__(self, clock: Clock, mps: Mps, tell: Callable[[inp.Input], None]) -> None:
         self.clock, self.tell = clock, tell
         self.ways: dict[Key, Way] = {None: Way(None, mps)}
         self.pid = 60
         self.stopped = False
-        self.held: dict[int, Connection] = {}
-        self.known: dict[Process, Proc] = {}
-        self.lanes: dict[Process, Key] = {}
-        """Where a process that is known has passed."""
-        self.connections: dict[Process, int] = {}
-        self.passed: dict[Process, tuple[float, Limits | None]] = {}
-        """When it passed first, and the limits of its last hand-over."""
-        self.most: dict[Process, Limits | None] = {}
+        self.queue = Queue()
+        self.held: dict[int, Proc] = {}
+        """By number of the connection."""
+        self.procs: dict[Process, Proc] = {}
+        """Each process that ever came."""
         self.numbers = count(1)
         self.given: list[Given] = []
-        self.came: dict[Process, int] = {}
         self.ever: dict[Process, int] = {}
-        """User of each process that ever came, that ever passed."""
+        """User of each process that ever passed."""
         self.turned_away: list[int] = []
-        self.own: dict[Process, str] = {}
+
+    @property
+    def known(self) -> list[KnownProcess]:
+        return list(self.queue.known())
 
     @property
     def table(self) -> link.Admissions:
@@ -351,69 +346,94 @@ class Gate:
         return self.ways[None].table
 
     def hands_over(self, uid: int) -> bool:
-        return any(way.handing is not None and way.handing.proc.uid == uid for way in self.ways.values())
+        return any(way.handing is not None and way.handing.uid == uid for way in self.ways.values())
 
-    def knock(self, proc: Proc) -> int:
-        one = Connection(next(self.numbers), proc, self.clock.now)
-        self.held[one.number] = one
-        self.came[proc.key] = proc.uid
+    def way_of(self, process: Process) -> Way:
+        """The way on which a process is known; that of all users if it is known nowhere."""
+        known = self.queue.known_process(process)
+        name = "" if known is None else known.instance
+        return next((way for way in self.ways.values() if way.name == name), self.ways[None])
+
+    def knock(self, proc: Proc) -> None:
+        number = next(self.numbers)
+        self.held[number], self.procs[proc.key] = proc, proc
+        placed = next((way.name for way in self.ways.values() if proc.uid in way.table.users), "")
+        one = Held(number, proc.pid, proc.uid, 100, proc.start, self.clock.now, instance=placed)
+        self.queue.add(one)
         self.tell(self._knock(one))
         self.pump()
-        return one.number
 
     def sync(self) -> list[inp.Input]:
         now = self.clock.now
         told: list[inp.Input] = [inp.GateSaid(now, link.Hello(self.pid, 1000.0))]
-        told += [self._knock(one) for one in self.held.values()]
-        for p in self.known.values():
-            most, count = self.most.get(p.key), self.connections.get(p.key, 1)
-            said = known(now, _peer(p), *self.passed[p.key], count, most, counts=p.counts)
-            told.append(self.ways[self.lanes.get(p.key)].of(said))
+        told += [self._knock(held) for one in self.held if (held := self.queue.get(one)) is not None]
+        told += [self._known(one) for one in self.known]
         return [*told, inp.GateSaid(now, link.Synced())]
 
-    def _knock(self, one: Connection) -> inp.GateSaid[link.Knock]:
-        return knocked(self.clock.now, one.number, _peer(one.proc), one.since)
+    def _knock(self, one: Held) -> inp.GateSaid[link.Knock]:
+        return knocked(self.clock.now, one.connection, _peer(self.procs[one.process]), one.since)
+
+    def _known(self, one: KnownProcess) -> inp.Input:
+        peer = _peer(self.procs[one.process])
+        said = known(self.clock.now, peer, one.since, one.limits, one.connections, one.most, counts=one.counts)
+        return self.way_of(one.process).of(said)
 
     # --- from the agent -----------------------------------------------------------------------------------------------
 
     def admissions(self, number: int, table: link.Admissions, lane: Key = None) -> None:
         if lane in self.ways:
             way = self.ways[lane]
-            way.table, way.unapplied = table, number
+            way.table, way.unapplied = replace(table, instance=way.name), number
+            for uid in table.users:
+                self.queue.place(uid, way.name)
             self._applied(way)
             self.pump()
 
     def found(self, proc: Proc, said: link.Found, lane: Key = None) -> None:
         """It came through another process, or passed a gate that left nothing behind."""
-        if proc.key not in self.known:
-            self.known[proc.key], self.ever[proc.key], self.connections[proc.key] = proc, proc.uid, said.connections
-            self.lanes[proc.key], self.passed[proc.key] = lane, (self.clock.now, said.limits)
-            self.most[proc.key] = said.most
-        given, connections, most = self.passed[proc.key], self.connections[proc.key], self.most.get(proc.key)
-        self.tell(self.ways[lane].of(known(self.clock.now, _peer(proc), *given, connections, most)))
+        if self.queue.known_process(proc.key) is None:
+            self.procs[proc.key], self.ever[proc.key] = proc, proc.uid
+            one = self._new(proc, said.limits, self.ways[lane])
+            one.connections, one.most = said.connections, said.most
+            self.queue.know(one)
+        one = self.queue.known_process(proc.key)
+        assert one is not None
+        self.tell(self._known(one))
+
+    def _new(self, proc: Proc, limits: Limits | None, way: Way) -> KnownProcess:
+        return KnownProcess(
+            proc.pid, proc.uid, 100, proc.start, self.clock.now, limits, instance=way.name, most=limits
+        )  # fmt: skip
 
     def refuse(self, number: int) -> None:
-        one = self.held.get(number)
-        if one is not None and all(one is not way.handing for way in self.ways.values()):
-            del self.held[number]
-            self.turned_away.append(one.proc.pid)
+        one = self.queue.get(number)
+        if one is not None and not one.busy:
+            self.queue.remove(number)
+            self.turned_away.append(self.held.pop(number).pid)
 
-    def forget(self) -> None:
-        """It is stopped and started, and its descriptor store is lost."""
-        self.known.clear()
-        self.connections.clear()
-        self.passed.clear()
-        self.most.clear()
+    def restarts(self, *, forgets: bool = False) -> None:
+        """Another gate follows, which knows what the store holds. ``forgets``: the store is lost."""
+        before, self.queue = self.queue, Queue()
+        for one in [] if forgets else before.known():
+            self.queue.know(one)
+            if before.is_own(one.process):
+                self.queue.keep_own(one.process)
+        for number in self.held:
+            held = before.get(number)
+            assert held is not None
+            self.queue.add(held)
 
     def release(self, process: Process) -> None:
-        self.known.pop(process, None)
+        one = self.queue.known_process(process)
+        if one is not None:
+            self.queue.leave(one)
         self.pump()
 
     def _applied(self, way: Way) -> None:
         if way.unapplied is None:
             return
         one = way.handing
-        if one is None or (way.table.open and one.proc.uid in way.table.users):
+        if one is None or (way.table.open and one.uid in way.table.users):
             self.tell(way.of(inp.GateSaid(self.clock.now, link.Applied(way.unapplied))))
             way.unapplied = None
 
@@ -421,126 +441,86 @@ class Gate:
 
     def pump(self) -> None:
         for way in list(self.ways.values()):
-            self._begin(way)
+            if way.handing is None:
+                self._begin(way)
 
     def _begin(self, way: Way) -> None:
-        if way.handing is not None:
-            return
-        one = self._next(way)
+        now = self.clock.now
+        contexts = [f"{p.pid}.{n}" for s in way.mps.servers.values() for p in s.clients.values() for n in range(p.made)]
+        self.queue.places(way.name).listed(["\n".join(["[0] GPU", *contexts])], now + SETTLED)
+        one, wake, _ = self.queue.choose(now, way.table)
         if one is None:
+            if wake is not None:
+                self.clock.after(wake - now + 0.0001, self.pump)
             return
-        way.handing = one
-        limits = self._limits(way, one, way.table.users[one.proc.uid])
-        self.tell(way.of(inp.GateSaid(self.clock.now, link.Handing(one.number, 0, 0, self.clock.now))))
-        began = self.clock.now
+        way.handing, proc = one, self.procs[one.process]
+        limits = self.queue.limits_for(one, way.table.users[one.uid], way.table)
+        self.queue.take(one.connection, way.name, now)
+        self.tell(way.of(inp.GateSaid(now, link.Handing(one.connection, 0, 0, now))))
 
         def meet() -> None:
             way.mps.defaults = limits
-            way.mps.serve(one.proc, lambda ok: self._over(way, one, limits, ok, began), began + GIVE_UP)
+            way.mps.serve(proc, lambda ok: self._over(way, one, limits, ok, now), now + GIVE_UP)
 
         self.clock.after(GREETING, meet)
 
-    def _limits(self, way: Way, one: Connection, user: link.User) -> Limits:
-        if one.proc.key in self.own and one.proc.key in self.known:
-            return self.passed[one.proc.key][1] or user.limits
-        if user.named:
-            self.own[one.proc.key] = self.job(way, one.proc)
-        named = way.table.processes.get(one.proc.key)
-        return user.limits if named is None else named.limits
-
-    def job(self, way: Way, proc: Proc) -> str:
-        named = way.table.processes.get(proc.key)
-        return self.own.get(proc.key, "") if named is None else named.job
-
-    def room_in_job(self, way: Way, proc: Proc, limits: Limits) -> bool:
-        job = way.table.jobs.get(self.job(way, proc))
-        if job is None:
-            return True
-        there = [p for p in self.known.values() if p is not proc and self.job(way, p) == job.name]
-        used = [self.passed[p.key][1] or limits for p in there if p.counts]
-        fits = job.total is None or job.total.fits(used, limits)
-        return fits and (job.max_clients is None or len(used) < job.max_clients)
-
-    def _next(self, way: Way) -> Connection | None:
-        table = way.table
-        if not table.open:
-            return None
-        here = [p for p in self.known.values() if self.lanes.get(p.key) == way.lane]
-        for kin in (True, False):
-            places = {proc.key: max(int(proc.counts), proc.made) for proc in here}
-            for one in self.held.values():
-                user = table.users.get(one.proc.uid)
-                if user is None or (one.proc.key in self.known) is not kin or (kin and one.proc.key not in places):
-                    continue
-                limits = self._limits(way, one, user)
-                mine = [p for p in here if p.uid == one.proc.uid and p.counts and p is not one.proc]
-                used = [self.passed[p.key][1] or user.limits for p in mine]
-                full = user.max_clients is not None and len(used) >= user.max_clients
-                full = full or (user.total is not None and not user.total.fits(used, limits))
-                full = full or (user.named and one.proc.key not in table.processes)
-                full = full or not self.room_in_job(way, one.proc, limits)
-                if (not kin and user.admit == "known") or (full and not (kin and one.proc.counts)):
-                    continue
-                has = sum(places[p.key] for p in here if p.uid == one.proc.uid)
-                full = sum(places.values()) >= table.room or has >= (user.max_contexts or 1000)
-                if full and not (kin and one.proc.counts and one.proc.made == 0):
-                    continue
-                if one.not_before > self.clock.now:
-                    self.clock.after(one.not_before - self.clock.now + 0.0001, self.pump)
-                    continue
-                return one
-        return None
-
-    def _over(self, way: Way, one: Connection, limits: Limits, ok: bool, began: float) -> None:
+    def _over(self, way: Way, one: Held, limits: Limits, ok: bool, began: float) -> None:
         if way.handing is not one:
             return
         way.handing = None
-        proc, now = one.proc, self.clock.now
-        if one.number not in self.held:  # its process ended meanwhile
-            self.tell(inp.GateSaid(now, link.Left(one.number)))
+        number, now = one.connection, self.clock.now
+        self.queue.free(number)
+        if number not in self.held:  # its process ended meanwhile
+            self.tell(inp.GateSaid(now, link.Left(number)))
         elif ok:
-            del self.held[one.number]
-            self.known[proc.key], self.lanes[proc.key] = proc, way.lane
-            self.ever[proc.key] = proc.uid
-            self.connections[proc.key] = self.connections.get(proc.key, 0) + 1
-            if self.connections[proc.key] == 1:
-                self.clock.after(KEPT, lambda: self._give_up(way, proc))
-            proc.counts = True
-            before, most = self.passed.get(proc.key), self.most.get(proc.key)
-            self.most[proc.key] = limits if before is None else None if most is None else most.joined(limits)
-            self.passed[proc.key] = now if before is None else before[0], limits
-            self.given.append(Given(now, proc.pid, proc.uid, limits))
+            proc = self.held.pop(number)
+            self._passed(way, proc, limits)
+            self.queue.remove(number)
             peer = inp.Peer(proc.pid, proc.uid, 0, proc.start)
-            self.tell(way.of(passed(now, one.number, peer, limits, False, now - began)))
+            self.tell(way.of(passed(now, number, peer, limits, False, now - began)))
             if proc.wants_more():
                 self.clock.after(SECOND, lambda: self._again(proc))
         else:
-            one.pause = min(2.0, one.pause * 2 or 0.05)
-            one.not_before = now + one.pause
-            failed = link.Failed(one.number, proc.pid, proc.uid, "closed", "answer", False)
+            one.failed(now)
+            failed = link.Failed(number, one.pid, one.uid, "closed", "answer", False)
             self.tell(way.of(inp.GateSaid(now, failed)))
         self._applied(way)
         self.clock.after(0.0, self.pump)
 
-    def _give_up(self, way: Way, proc: Proc) -> None:
-        waits = any(one.proc is proc for one in self.held.values())
-        if self.known.get(proc.key) is proc and self.connections.get(proc.key) == 1 and not waits:
-            proc.counts = False
-            self.tell(way.of(inp.GateSaid(self.clock.now, link.NoContext(proc.pid, proc.start))))
+    def _passed(self, way: Way, proc: Proc, limits: Limits) -> None:
+        self.ever[proc.key] = proc.uid
+        self.given.append(Given(self.clock.now, proc.pid, proc.uid, limits))
+        one = self.queue.known_process(proc.key)
+        if one is None:
+            one = self._new(proc, limits, way)
+            self.queue.know(one)
+            self.clock.after(KEPT, lambda: self._give_up(way, one))
+        else:
+            one.given(limits)
+            self.queue.places(way.name).count(one, yes=True)
+        one.connections += 1
+
+    def _give_up(self, way: Way, one: KnownProcess) -> None:
+        waits = self.queue.waits_for_context(one.process)
+        if self.queue.known_process(one.process) is one and not one.context and not waits:
+            self.queue.places(way.name).count(one, yes=False)
+            self.tell(way.of(inp.GateSaid(self.clock.now, link.NoContext(one.pid, one.start))))
             self.pump()
 
     def _again(self, proc: Proc) -> None:
         """The process asks for its next context."""
-        if proc.key in self.connections and proc.server is not None and proc.wants_more():
+        if not proc.dead and proc.server is not None and proc.wants_more():
             self.knock(proc)
 
     def ended(self, proc: Proc) -> None:
-        for number in [n for n, one in self.held.items() if one.proc is proc]:
-            one = self.held.pop(number)
-            if all(one is not way.handing for way in self.ways.values()):
+        for number in [n for n, one in self.held.items() if one is proc]:
+            del self.held[number]
+            one = self.queue.get(number)
+            assert one is not None
+            if not one.busy:
                 self.tell(inp.GateSaid(self.clock.now, link.Left(number)))
-        self.known.pop(proc.key, None)
-        self.connections.pop(proc.key, None)
+            self.queue.remove(number)
+        self.queue.forget(proc.key)
         self.pump()
 
 
