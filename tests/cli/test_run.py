@@ -159,15 +159,40 @@ def test_a_script_has_the_terminal_again(terminal: Terminal, tmp_path: Path) -> 
     terminal.shows("then-b")
 
 
-def test_ctrl_c_ends_a_loop_of_the_shell(terminal: Terminal) -> None:
-    """A program that has not handled it ends by it, and `run` does: else the shell would go on with the next one."""
-    terminal.types("for i in 1 2 3; do run sh -c 'echo in''side; sleep 600'; done; echo af''ter")
-    terminal.shows("inside")
+def program_of(tmp_path: Path, handling: str) -> str:
+    """Write a program that shows "inside" when it is ready for signals, and return its command line.
+
+    It is no shell script: dash loses a SIGINT that comes while it starts a child by vfork(2), with `run` and without.
+    """
+    program = tmp_path / "program.py"
+    program.write_text(f"import signal\n{handling}\nprint('inside', flush=True)\nwhile True:\n    signal.pause()\n")
+    return f"{sys.executable} {program}"
+
+
+def ends_the_loop(terminal: Terminal) -> None:
     terminal.types("\x03", "")
     terminal.types("echo sta''tus $?")
     terminal.shows("status 130")
     terminal.types("echo $(jobs | wc -l)-le''ft")
     terminal.shows("0-left")
+
+
+def test_ctrl_c_ends_a_loop_of_the_shell(terminal: Terminal, tmp_path: Path) -> None:
+    """`run` ends by the signal that ended the program: else the shell would start the next one."""
+    program = program_of(tmp_path, "signal.signal(signal.SIGINT, signal.SIG_DFL)")
+    terminal.types(f"for i in 1 2 3; do run {program}; done; echo af''ter")
+    terminal.shows("inside")
+    ends_the_loop(terminal)
+
+
+def test_a_second_ctrl_c_ends_a_program_that_lost_the_first(terminal: Terminal, tmp_path: Path) -> None:
+    loses = "signal.signal(signal.SIGINT, signal.SIG_DFL)\n    print('lost', flush=True)"
+    program = program_of(tmp_path, f"def lose(*_):\n    {loses}\nsignal.signal(signal.SIGINT, lose)")
+    terminal.types(f"for i in 1 2 3; do run {program}; done; echo af''ter")
+    terminal.shows("inside")
+    terminal.types("\x03", "")
+    terminal.shows("lost")
+    ends_the_loop(terminal)
 
 
 def test_a_terminal_that_is_closed_ends_the_program(tmp_path: Path) -> None:
