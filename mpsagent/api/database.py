@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from mpsagent.api.sums import SUMS, USED, add
 from mpsagent.core.model import Use
 from mpsagent.core.sessions import Session, Sessions, how, with_use
+from mpsagent.core.transitions import START_AND_EXIT
 
 NAME = "history.db"
 VERSION, BEFORE = 4, 3
@@ -179,28 +180,48 @@ class Database:
             self._connection.executemany(_SAVE, sessions)
 
     def trim(self, now: float, keep: float, size: int) -> bool:
-        """Removes some of the oldest records and sessions if they are older than ``keep`` seconds. If the file has more
-        than ``size`` bytes, records go, or, when there are more of these, sessions of the user who has most: no user
-        can push out what others had. The last record stays, because of its number. True when there may be more to
+        """Remove some of the oldest records and sessions that are older than ``keep`` seconds. If the file has more
+        than ``size`` bytes, remove records, or sessions if there are more of these, of the user who has most: no user
+        pushes out another user's. The last record stays, because of its number. Return whether there may be more to
         remove."""
         pages, free, page = (self._pragma(name) for name in ("page_count", "freelist_count", "page_size"))
         large = (pages - free) * page > size
-        ask, step, cutoff = self._connection.execute, min(self.oldest + TRIMMED, self.last), now - keep
-        sessions = large and self.last - self.oldest < ask("SELECT count(*) FROM sessions").fetchone()[0]
+        ask, cutoff = self._connection.execute, now - keep
+        step = min(self.oldest + TRIMMED, self.last)
         with self._transaction():
-            removed = ask("DELETE FROM records WHERE seq < ? AND (? OR at < ?)", (step, large and not sessions, cutoff))
-            if removed.rowcount:
-                self.oldest = ask("SELECT min(seq) FROM records").fetchone()[0]
+            count = ask("DELETE FROM records WHERE seq < ? AND at < ?", (step, cutoff)).rowcount
             oldest = f"SELECT number FROM sessions{{}} ORDER BY number LIMIT {TRIMMED}"  # noqa: S608
             old = ask(f"DELETE FROM sessions WHERE ended < ? AND number IN ({oldest.format('')})", (cutoff,))  # noqa: S608
-            count = removed.rowcount + old.rowcount
-            if sessions:
-                most = " WHERE uid IS (SELECT uid FROM sessions GROUP BY uid ORDER BY count(*) DESC LIMIT 1)"
-                gone = ask(f"DELETE FROM sessions WHERE ended > 0 AND number IN ({oldest.format(most)})")  # noqa: S608
-                count += gone.rowcount
+            count += old.rowcount
+            if large:
+                users = ask("SELECT count(*), uid FROM records WHERE uid IS NOT NULL GROUP BY uid").fetchall()
+                if sum(one for one, _ in users) < ask("SELECT count(*) FROM sessions").fetchone()[0]:
+                    most = " WHERE uid IS (SELECT uid FROM sessions GROUP BY uid ORDER BY count(*) DESC LIMIT 1)"
+                    gone = ask(f"DELETE FROM sessions WHERE ended > 0 AND number IN ({oldest.format(most)})")  # noqa: S608
+                    count += gone.rowcount
+                else:
+                    count += self._trim_records(*max(users, default=(0, None)))
+            self.oldest = ask("SELECT coalesce(min(seq), ?) FROM records", (self.oldest,)).fetchone()[0]
         if large or pages * page > size:
             self._connection.executescript("PRAGMA incremental_vacuum(2000)")  # execute() would free one page
         return count > 0
+
+    def _trim_records(self, count: int, uid: int | None) -> int:
+        """Remove the oldest records of the user who has most, and return their number. Those of programs that started
+        and exited go first. If no user has many, the oldest records of all go."""
+        if count < TRIMMED:
+            wheres, uid = ["true"], None
+        else:
+            kinds = ",".join(f"'{kind}'" for kind in sorted(START_AND_EXIT))
+            ordinary = f"kind IN ({kinds}) AND coalesce(json_extract(fields, '$.outcome'), 'ok') = 'ok'"
+            wheres = [f"uid = :uid AND {ordinary}", "uid = :uid"]
+        for where in wheres:
+            oldest = f"SELECT seq FROM records WHERE seq < :last AND {where} ORDER BY seq LIMIT {TRIMMED}"  # noqa: S608
+            values = {"last": self.last, "uid": uid}
+            gone = self._connection.execute(f"DELETE FROM records WHERE seq IN ({oldest})", values).rowcount  # noqa: S608
+            if gone:
+                return gone
+        return 0
 
     def _prepare(self) -> None:
         """Settings, and the schema of today."""

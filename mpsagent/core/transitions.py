@@ -333,6 +333,25 @@ class LineUnknown(Transition):
     text: str
 
 
+START_AND_EXIT = frozenset(
+    one.kind
+    for one in (
+        ClientWaiting,
+        ClientHeld,
+        ClientLeft,
+        ClientConnected,
+        ClientEnded,
+        ClientUsed,
+        ClientRefused,
+        TurnBegan,
+        TurnEnded,
+        FrontEndUsed,
+    )
+)
+"""Kinds of records that a user causes without a bound, by programs that start and exit. The session of each program and
+turn keeps what they say."""
+
+
 def transition_fields(one: Transition) -> dict[str, object]:
     """Its fields but ``at``, ready for JSON."""
     found: dict[str, object] = {}

@@ -89,6 +89,49 @@ def test_who_comes_and_goes_pushes_out_no_other_users_sessions(tmp_path: Path) -
     assert 0 < other["left"] < 20_000
 
 
+def test_programs_that_start_and_exit_all_day_push_out_records_of_their_own_user_only(tmp_path: Path) -> None:
+    """Orders, faults and ends by mpsagent stay, even those of that user; no key makes them shorter than its time."""
+    path, size = tmp_path / NAME, 1 << 20
+    file = Database(path)
+    kept = [
+        row(1, 1.0, "client.connected", uid=1, pid=1),
+        row(2, 1.0, "client.ended", uid=1, pid=1, outcome="ok"),
+        row(3, 1.0, "policy.loaded", digest="x"),
+        row(4, 1.0, "client.end_ordered", uid=2, pid=2, by=0),
+        row(5, 1.0, "action.done", uid=2, pid=2, action="TerminateClient"),
+        row(6, 1.0, "client.ended", uid=2, pid=2, outcome="ended"),
+        row(7, 1.0, "server.fault", uid=2, server=3),
+    ]
+    write(file, *kept)
+    for first in range(10, 40_000, 1000):
+        kinds = ("client.waiting", "client.connected", "client.used", "client.ended")
+        write(
+            file, *(row(first + n, 3.0, kinds[n % 4], uid=2, pid=n // 4, outcome="ok", job="z" * 50) for n in range(1000))
+        )
+        file.trim(3.0, 1e9, size)
+    while file.trim(3.0, 1e9, size):
+        pass
+    file.close()
+    assert path.stat().st_size <= 1.1 * size
+    found = [one["seq"] for one in database.find(path, database.Query(limit=100_000))]
+    assert found[:7] == [1, 2, 3, 4, 5, 6, 7]
+    assert 100 < len(found) < 20_000
+
+
+def test_orders_in_a_loop_push_out_no_other_users_records(tmp_path: Path) -> None:
+    path, size = tmp_path / NAME, 1 << 20
+    file = Database(path)
+    write(file, row(1, 1.0, "client.connected", uid=1, pid=1), row(2, 1.0, "policy.loaded", digest="x"))
+    for first in range(10, 20_000, 1000):
+        write(file, *(row(first + n, 3.0, "client.end_ordered", uid=2, pid=n, text="z" * 99) for n in range(1000)))
+        file.trim(3.0, 1e9, size)
+    while file.trim(3.0, 1e9, size):
+        pass
+    file.close()
+    assert path.stat().st_size <= 1.1 * size
+    assert [one["seq"] for one in database.find(path, database.Query(limit=100_000))][:2] == [1, 2]
+
+
 def test_a_file_of_the_version_before_gets_sessions_from_its_records(tmp_path: Path) -> None:
     """An upgrade loses nothing that is on record."""
     path = tmp_path / NAME
