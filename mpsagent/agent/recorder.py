@@ -11,6 +11,7 @@ from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.conditions import Conditions
 from mpsagent.agent.journaling import Telling
 from mpsagent.agent.people import People
+from mpsagent.agent.records import JournalLines
 from mpsagent.agent.showing import Showing
 from mpsagent.core.sentences import worth_telling
 
@@ -27,13 +28,17 @@ class Recorder:
         self.clock = clock
         self.people = people
         self.conditions = Conditions()
+        self._lines = JournalLines()
         self.tasks: set[asyncio.Task[Any]] = set()
 
     def record(self, kind: str, at: float, **fields: object) -> int:
         """Into the journal, and to the api, which keeps it; returns its number. Never raises."""
         try:
             record = {"kind": kind, **fields}
-            if worth_telling(record):
+            now = self.clock.now()
+            for left_out in self._lines.left_out(now):
+                self.telling.tell(left_out, self.people.name)
+            if worth_telling(record) and self._lines.may(record, now):
                 self.telling.tell(record, self.people.name)
             return self.shown.append(kind, at, **fields)
         except Exception as error:  # a field that cannot be written must not stop what it is about

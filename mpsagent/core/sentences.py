@@ -276,6 +276,10 @@ _SENTENCES: dict[str, Callable[[_Words], str]] = {
     "user.flood": lambda w: (
         f"{w.user()} comes, leaves or asks so often that only {w['most']} such events a minute are recorded"
     ),
+    "journal.left_out": lambda w: (
+        f"{w['count']} lines about {w.user() if 'uid' in w.record else '%s other users' % w['users']} were left out of "
+        "the journal in the last hour, because it takes a bounded number for each user: mpsagent-cli events shows all"
+    ),
     "policy.loaded": lambda w: (
         f"the policy was loaded from {', '.join(w['files']) or 'the defaults'} ({str(w['digest'])[:12]})"
     ),

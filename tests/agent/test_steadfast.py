@@ -21,13 +21,14 @@ from mpsagent.agent import conditions, gate_keeper, gpus, host, lane, node
 from mpsagent.agent.conditions import Conditions
 from mpsagent.agent.host import Agent
 from mpsagent.agent.people import MOST_QUESTIONS, People
-from mpsagent.agent.records import UNKNOWN_A_MINUTE, UNSERVED_A_MINUTE, Sparingly
+from mpsagent.agent.records import LINES_AN_HOUR, UNKNOWN_A_MINUTE, UNSERVED_A_MINUTE, JournalLines, Sparingly
 from mpsagent.agent.settings import Settings
 from mpsagent.core import actions as act
 from mpsagent.core import caps
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core
 from mpsagent.core.inputs import Peer
+from mpsagent.core.sentences import sentence
 from mpsagent.core.waiting import waiting
 from mpsagent.linux.lock import AlreadyLocked
 from mpsagent.linux.proc import start_time
@@ -239,6 +240,52 @@ def test_nor_with_processes_whose_environment_lifts_their_limits(place: Path) ->
         assert sum(len(records(agent, kind)) for kind in kinds) == UNSERVED_A_MINUTE
 
     play(place, scenario, text='[limits]\nmemory_limit = "4G"\n')
+
+
+def test_the_journal_has_a_bounded_number_of_lines_of_a_user_and_one_that_says_how_many_are_missing(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4 loops of a program that is served and exits: 10.8 GB of journal a day, and with it went the lines of sshd."""
+    told: list[dict[str, Any]] = []
+
+    async def scenario(agent: Agent) -> None:
+        monkeypatch.setattr(agent.telling, "tell", lambda record, _: told.append(dict(record)))
+        now = agent.clock.now()
+        monkeypatch.setattr(agent.clock, "now", lambda: now)
+        before = agent.shown.append("x", now)
+        for number in range(2000):
+            for kind in ("client.connected", "client.ended"):
+                agent.record(kind, now, pid=number, uid=1001, outcome="ok", waited=0.0, seconds=1.0)
+            agent.record("client.end_ordered", now, pid=number, uid=1001, by=1001)
+        assert agent.shown.append("x", now) - before == 6001, "the history has all"
+        agent.record("client.end_ordered", now, pid=1, uid=1001, by=0)
+        agent.record("client.connected", now, pid=5000, uid=1002, waited=0.0)
+        agent.record("control.started", now, pid=5001)
+        assert [one.get("by", one["kind"]) for one in told[-3:]] == [0, "client.connected", "control.started"]
+        assert sum(one.get("uid") == 1001 for one in told) == 2 * LINES_AN_HOUR + 1
+        told.clear()
+        now += 3601.0
+        agent.record("client.connected", now, pid=6000, uid=1001, waited=0.0)
+        assert [(one["kind"], one.get("count")) for one in told] == [
+            ("journal.left_out", 6000 - 2 * LINES_AN_HOUR),
+            ("client.connected", None),
+        ]
+        assert "user 1001" in sentence(told[0])
+
+    play(place, scenario)
+
+
+def test_the_journal_names_the_users_with_most_lines_left_out_and_counts_the_others() -> None:
+    """Subordinate ids: 65,536 users are a line each no more than 20."""
+    lines = JournalLines()
+    for number in range(10 * LINES_AN_HOUR):
+        lines.may({"kind": "client.connected", "uid": number % 5000}, 1.0)
+    found = list(lines.left_out(3700.0))
+    assert len(found) == 21
+    assert found[-1]["users"] == 5000 - 20
+    assert sum(int(str(one["count"])) for one in found) == 5 * LINES_AN_HOUR
+    assert "4980 other users" in sentence(found[-1])
+    assert list(lines.left_out(3700.0)) == []
 
 
 def test_many_uids_of_one_user_cannot_either() -> None:

@@ -106,7 +106,8 @@ def test_programs_that_start_and_exit_all_day_push_out_records_of_their_own_user
     for first in range(10, 40_000, 1000):
         kinds = ("client.waiting", "client.connected", "client.used", "client.ended")
         write(
-            file, *(row(first + n, 3.0, kinds[n % 4], uid=2, pid=n // 4, outcome="ok", job="z" * 50) for n in range(1000))
+            file,
+            *(row(first + n, 3.0, kinds[n % 4], uid=2, pid=n // 4, outcome="ok", job="z" * 50) for n in range(1000)),
         )
         file.trim(3.0, 1e9, size)
     while file.trim(3.0, 1e9, size):
