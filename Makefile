@@ -17,7 +17,7 @@ WORKERS ?= 3
 TEST_TIMEOUT ?= 300
 PYTEST_ARGS  ?=
 
-.PHONY: help venv system-packages lint style types test-packages run-tests format schema openapi modules docs test test-all demo bench disorder hostile world conformance test-gpu test-gpu-system lock wheel deb rpm release clean fuzz
+.PHONY: help venv system-packages lint style types test-packages run-tests format schema openapi modules golden docs test test-all demo bench disorder hostile world conformance test-gpu test-gpu-system lock wheel deb rpm release clean fuzz
 
 help:
 	@echo 'make demo             half a minute of agent and gate at work on a simulated MPS'
@@ -35,7 +35,7 @@ help:
 	@echo 'make test-gpu         the promises, on a real GPU with real MPS (root)'
 	@echo 'make test-gpu-system  the same under a systemd booted for it (root)'
 	@echo 'make release          wheel, .deb and .rpm, built twice and the same to the byte; their checksums'
-	@echo 'make venv | lint | format | schema | modules | lock | wheel | deb | rpm | clean'
+	@echo 'make venv | lint | format | schema | modules | golden | lock | wheel | deb | rpm | clean'
 
 venv: $(STAMP)
 
@@ -76,6 +76,10 @@ openapi: $(STAMP)
 # The list of modules in docs/develop/modules.md, from the modules' first sentences; a test says when it is out of date.
 modules: $(STAMP)
 	@$(PY) packaging/write_module_table.py
+
+# The words of all surfaces: tests/golden and tests/net. Commit the changes with the reason.
+golden: $(STAMP)
+	@$(PY) -m tests.golden
 
 # All links lead somewhere, or it fails; tests/test_docs_built.py does the same.
 docs: $(STAMP)

@@ -1,6 +1,6 @@
 """What people and programs see stays as it is: some seventy states, each a file beside this one.
 
-What changes on purpose is changed there in the same commit, with the reason: ``.venv/bin/python -m tests.net``.
+What changes on purpose is changed there in the same commit, with the reason: `make golden`.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def everything() -> dict[str, str]:
 @pytest.mark.parametrize("name", STATES)
 def test_what_is_seen_stays(name: str) -> None:
     for file, text in told(name).items():
-        assert text == (HERE / file).read_text(), f"tests/net/{file}; if that is meant: python -m tests.net"
+        assert text == (HERE / file).read_text(), f"tests/net/{file}; if that is meant: make golden"
 
 
 def test_metrics_keep_their_names() -> None:
     for file, text in metrics().items():
-        assert text == (HERE / file).read_text(), f"tests/net/{file}; if that is meant: python -m tests.net"
+        assert text == (HERE / file).read_text(), f"tests/net/{file}; if that is meant: make golden"
 
 
 def test_there_is_no_file_of_a_state_that_is_gone() -> None:
