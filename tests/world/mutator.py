@@ -45,6 +45,17 @@ def drawn(root: Path, seed: int, lines: Mapping[str, Collection[int]] | None = N
             yield found
 
 
+def drawn_in(root: Path, file: str, seed: str) -> Iterator[Mutation]:
+    """Yield the mutations of one file, each place once, in an order that the seed gives."""
+    draw = random.Random(seed)
+    text = (root / file).read_text()
+    places = range(len(list(_places(ast.parse(text)))))
+    for place in draw.sample(places, len(places)):
+        found = _mutated(file, text, place, draw)
+        if found is not None:
+            yield found
+
+
 def _places(tree: ast.AST) -> Iterator[ast.AST]:
     """Where a mistake can be made: not in annotations, in texts, or in what is only said to people."""
     for name, value in ast.iter_fields(tree):
@@ -72,6 +83,12 @@ def _is_place(node: ast.AST) -> bool:
             return isinstance(node.func, ast.Name) and node.func.id in _NAMES
         case ast.Expr():  # a statement that is left out
             return isinstance(node.value, ast.Call)
+        case ast.Assign():
+            return isinstance(node.targets[0], ast.Attribute | ast.Subscript)
+        case ast.AugAssign() | ast.Continue() | ast.Break():
+            return True
+        case ast.Return():
+            return node.value is not None and not isinstance(node.value, ast.Constant)
     return False
 
 
@@ -118,7 +135,9 @@ def _other(node: ast.AST, draw: random.Random) -> str | None:
             return str(draw.choice((value + 1, 0, value * 10)))
         case ast.Call(func=ast.Name(id=name)):
             node.func = ast.Name(_NAMES[name])
-        case ast.Expr():
+        case ast.Return():
+            return "return None"
+        case ast.Expr() | ast.Assign() | ast.AugAssign() | ast.Continue() | ast.Break():
             return "pass"
         case _:
             return None
