@@ -87,7 +87,8 @@ class Turn(TypedDict):
 class Server(TypedDict):
     """``limits`` are what the server itself reported at its start; ``wanted``: those of its user's policy, null for a
     shared server; ``verified``: whether it started with its first client's. ``shared``: one for all users.
-    ``unknown_clients``: processes in its log that did not pass the gate."""
+    ``unknown_clients``: processes in its log that did not pass the gate. ``instance`` is missing only in the status of
+    a node with a single instance, here and in the rows of clients and of the queue."""
 
     pid: int
     uid: int | None
@@ -106,6 +107,7 @@ class Server(TypedDict):
     fault_since: Time | None
     sticky: list[int]
     forced: bool
+    instance: NotRequired[str]
 
 
 class Container(TypedDict):
@@ -151,6 +153,7 @@ class Client(TypedDict):
     outcome: str | None
     contexts: int
     devices: list[str]
+    instance: NotRequired[str]
 
 
 class Waiting(TypedDict):
@@ -170,6 +173,7 @@ class Waiting(TypedDict):
     until: Time | None
     turn: Time | None
     turn_seconds: float | None
+    instance: NotRequired[str]
 
 
 class User(TypedDict):

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from mpsagent.agent import acting
@@ -21,13 +22,12 @@ from mpsagent.agent.orders import Orders
 from mpsagent.api import views
 from mpsagent.api.calls import Api
 from mpsagent.api.connections import Bounds
-from mpsagent.api.instances import CursorGone
+from mpsagent.api.instances import Everything
 from mpsagent.core import pause_room
 from mpsagent.core import waiting as waits
 from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Attachment, Client, Control, Gate, Held, Lane, Server, State, Status
 from mpsagent.core.queue import Queue
-from mpsagent.core.sentences import sentence
 from mpsagent.core.sessions import Session, Sessions
 from mpsagent.core.view import Turn, View
 from mpsagent.linux import listen
@@ -115,8 +115,49 @@ def queue(view: View, now: float) -> Any:
     return views.queue(instance(view, now), nobody, now)
 
 
-class StandIn:
-    """Stands for Everything and for Acting. ``events_kept`` bounds the history as the agent's does."""
+class Kept:
+    """The history as far as the API reads it in memory. ``most`` bounds it as the agent's does."""
+
+    sessions = SimpleNamespace(changes={None: CHANGE}, faults={})
+    problem = None
+
+    def __init__(self, most: int) -> None:
+        self.most, self.newest = most, 0
+        self.rows: list[dict[str, Any]] = []
+        self.notes: list[str] = []
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.changed: asyncio.Event | None = None
+
+    @property
+    def oldest(self) -> int:
+        return self.rows[0]["seq"] if self.rows else self.newest + 1
+
+    in_memory = oldest
+
+    def happen(self, kind: str, **more: Any) -> int:
+        """Something happens; its cursor. May be called from any thread."""
+        self.newest += 1
+        self.rows.append({"seq": self.newest, "at": START + self.newest, "kind": kind, **more})
+        del self.rows[: -self.most]
+        if self.loop is not None and self.changed is not None and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.changed.set)
+        return self.newest
+
+    def since(self, cursor: int, limit: int) -> list[dict[str, Any]]:
+        return [one for one in self.rows if one["seq"] > cursor][:limit]
+
+    async def wait(self, cursor: int) -> None:
+        assert self.changed is not None
+        self.changed.clear()
+        if self.newest <= cursor:
+            await self.changed.wait()
+
+
+class StandIn(Everything):
+    """What the API answers of a state, a list of events and a record of what was asked. ``events_kept`` bounds the list
+    as the agent's history is bounded."""
+
+    old, live = None, {}
 
     def __init__(self, events_kept: int = 1000) -> None:
         self.state = busy_state()
@@ -126,106 +167,60 @@ class StandIn:
         self.errors: tuple[str, ...] = ()
         self.memory: dict[int, int] = {}
         self.asked: list[tuple[Any, ...]] = []
-        self.history: list[dict[str, Any]] = []
         self.given: list[dict[str, Any]] = []
         self.settled = True
-        self.last = 0
-        self.kept = events_kept
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.changed: asyncio.Event | None = None
+        self.history = Kept(events_kept)
+        self.happen = self.history.happen
+        self.names = SimpleNamespace(uid_of=self._uid_of, look_up=self._look_up)
+        super().__init__(self)  # type: ignore[arg-type]
 
-    def happen(self, kind: str, **more: Any) -> int:
-        """Something happens; its cursor. May be called from any thread."""
-        self.last += 1
-        self.history.append({"seq": self.last, "at": START + self.last, "kind": kind, **more})
-        del self.history[: -self.kept]
-        if self.loop is not None and self.changed is not None and not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self.changed.set)
-        return self.last
+    # --- what was received of the agent
+
+    @property
+    def page(self) -> Page:
+        environment = {"CUDA_MPS_PIPE_DIRECTORY": self.state.policy.pipe_directory}
+        one = instance(self.view(), START + 40, checked=self.checked, memory=self.memory)
+        return page(
+            one, environment=environment, pid=os.getpid(), started=START, policy_loaded=START,
+            policy_errors=self.errors, conditions=self.conditions,
+        )  # fmt: skip
 
     def view(self) -> View:
         return decided(View(self.state, turn=self.turn))
 
-    def name(self, uid: int) -> str | None:
-        known = self.state.identities.get(uid)
+    def now(self) -> float:
+        return START + 40
+
+    def identity(self, uid: int | None) -> Identity | None:
+        return self.state.identities.get(uid)
+
+    def name(self, uid: int | None) -> str | None:
+        known = self.identity(uid)
         return None if known is None else known.name
 
-    def instance(self) -> Instance:
-        return instance(self.view(), START + 40, checked=self.checked, memory=self.memory)
+    async def _uid_of(self, name: str) -> int | None:
+        if name == "slow":
+            await asyncio.sleep(60)
+        if name == "broken":
+            raise RuntimeError("a bug")
+        return next((uid for uid, known in self.state.identities.items() if known.name == name), None)
 
-    def status(self) -> Any:
-        oldest = self.history[0]["seq"] - 1 if self.history else self.last
-        about = views.About(self.name, self.conditions, {None: CHANGE}, {}, oldest, self.last)
-        environment = {"CUDA_MPS_PIPE_DIRECTORY": self.state.policy.pipe_directory}
-        shown = page(
-            self.instance(), environment=environment, pid=os.getpid(), started=START, policy_loaded=START,
-            policy_errors=self.errors,
-        )  # fmt: skip
-        return views.status(shown, about, START + 40)
-
-    def servers(self) -> Any:
-        return views.servers(self.instance(), self.name)
-
-    def clients(self) -> Any:
-        return views.clients(self.instance(), self.name, START + 40)
+    async def _look_up(self, uid: int) -> Identity:
+        return self.identity(uid) or Identity(uid)
 
     async def first(self) -> None:
         pass
 
-    async def look_again(self, most: float) -> None:
+    async def look(self, most: float) -> None:
         pass
 
-    def queue(self) -> Any:
-        return views.queue(self.instance(), self.name, START + 40)
-
-    def owner(self, pid: int) -> int | None:
-        client = self.state.clients.get(pid)
-        return None if client is None else client.uid
-
-    def waits(self, pid: int) -> bool:
-        return bool(self.state.held.of_pid(pid))
-
-    def policy(self) -> Any:
-        return {
-            "digest": "abc123",
-            "loaded": views.when(START),
-            "files": [],
-            "errors": list(self.errors),
-            "sections": {},
-        }
-
-    async def explain(self, user: str, cgroup: str | None = None) -> Any:
-        if user == "not-there":
-            raise Problem(404, "there is no such user", "user", "a name or a uid")
-        if user == "slow":
-            await asyncio.sleep(60)
-        if user == "broken":
-            raise RuntimeError("a bug")
-        origin = {"key": "user.alice.active_threads", "file": "policy.toml", "line": 3}
-        return {
-            "user": user,
-            "uid": USER,
-            "groups": ["students"],
-            "active_threads": {"value": 20.0, "written": "20%", "from": origin},
-            "memory_limit": {"value": {"0": 1 << 30}, "written": "1G", "devices": {}, "from": origin},
-        }
-
-    async def policy_diff(self) -> Any:
-        return {"same": True, "digest": "abc123", "users": [], "settings": []}
-
-    async def records(self, cursor: int | None, limit: int) -> Any:
-        if cursor is None:
-            return self.history[-limit:]
-        oldest = self.history[0]["seq"] - 1 if self.history else self.last
-        if cursor < oldest or cursor > self.last:
-            raise CursorGone(cursor, oldest)
-        return [one for one in self.history if one["seq"] > cursor][:limit]
+    # --- what the history's file says
 
     async def find(self, user: str | None, query: Any) -> Any:
         self.asked.append(("find", user, query))
-        if user == "not-there":
-            raise Problem(404, "there is no such user", "user", "a name or a uid")
-        return self.history[-query.limit :]
+        if user is not None:
+            await self._identity(user)
+        return self.history.rows[-query.limit :]
 
     async def sessions(self, user: str | None, query: Any) -> Any:
         """Of the records that there are, and of who works and waits now."""
@@ -239,35 +234,20 @@ class StandIn:
     async def report(self, by: str, first: str, last: str, job: str | None = None) -> Any:
         return {"by": by, "first": first, "last": last, "rows": []}
 
-    def newest(self) -> int:
-        return self.last
+    def leases(self) -> Any:
+        return iter(self.given)
 
-    def event(self, record: Any) -> Any:
-        rest = {key: value for key, value in record.items() if key not in ("seq", "at", "kind")}
-        text = sentence(record, self.name)
-        return {
-            "cursor": record["seq"], "at": views.when(record["at"]), "kind": record["kind"], "sentence": text, **rest,
-        }  # fmt: skip
+    # --- the agent
 
-    async def wait_events(self, cursor: int, timeout: float) -> None:
-        assert self.changed is not None
-        self.changed.clear()
-        if self.last > cursor:
-            return
-        try:
-            await asyncio.wait_for(self.changed.wait(), timeout)
-        except TimeoutError:
-            return
+    def owner(self, pid: int) -> int | None:
+        client = self.state.clients.get(pid)
+        return None if client is None else client.uid
 
-    def health(self) -> tuple[bool, list[str]]:
-        return not self.conditions, [one.what for one in self.conditions]
+    def waits(self, pid: int) -> bool:
+        return bool(self.state.held.of_pid(pid))
 
-    def drains(self) -> list[Any]:
-        drain = self.state.drain
-        if drain is None or drain.restart:
-            return []
-        by = None if drain.by is None else self.state.identities[drain.by].name
-        return [{"instance": "default", "since": views.when(drain.since), "by": drain.by, "by_user": by}]
+    async def policy_diff(self) -> Any:
+        return {"same": True, "digest": "abc123", "users": [], "settings": []}
 
     async def terminate(self, pid: int, *, now: bool, dry_run: bool, by: int) -> Any:
         self.asked.append(("terminate", pid, now, dry_run, by))
@@ -301,9 +281,6 @@ class StandIn:
         self.happen("control.ended", pid=400)
         self.happen("action.done", action="StartControl", reason="no control daemon is running", ok=True, text="")
         return {"ok": True}
-
-    def leases(self) -> Any:
-        return iter(self.given)
 
     async def give_lease(self, body: Any, by: int) -> Any:
         asked = lease_body.asked(body, START)
@@ -348,8 +325,8 @@ def serve(backend: StandIn | None = None, bounds: Bounds | None = None, path: Pa
     problems: list[BaseException] = []
 
     async def run() -> None:
-        served.backend.loop = asyncio.get_running_loop()
-        served.backend.changed = asyncio.Event()
+        served.backend.history.loop = asyncio.get_running_loop()
+        served.backend.history.changed = asyncio.Event()
         served.api = Api(served.backend, bounds, served.failures.append)
         orders = Orders(served.backend, _is_admin, served.failures.append)
         orders.listen(listen.bind_administrators(served.path, None))

@@ -90,7 +90,7 @@ def test_each_list_has_its_own_address(served: Served) -> None:
         (602, "waiting"),
     ]
     assert [w["position"] for w in get(served, "/v1/queue")[1]["queue"]] == [1, 2]
-    assert get(served, "/v1/policy")[1]["digest"] == "abc123"
+    assert get(served, "/v1/policy")[1]["digest"] == served.backend.state.policy.digest
     assert get(served, "/v1/policy/explain?user=alice")[1]["active_threads"]["value"] == 20.0
 
 
@@ -98,7 +98,10 @@ def test_health_is_503_when_something_needs_a_person(served: Served) -> None:
     """For load balancers and scripts that read only the status."""
     assert get(served, "/healthz") == (200, {"ok": True, "drains": [], "problems": []})
     served.backend.conditions = (Condition("the control daemon is silent", START, "look at it"),)
-    assert get(served, "/healthz") == (503, {"ok": False, "drains": [], "problems": ["the control daemon is silent"]})
+    assert get(served, "/healthz") == (
+        503,
+        {"ok": False, "drains": [], "problems": ["the control daemon is silent; look at it"]},
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,7 +109,7 @@ def test_health_is_503_when_something_needs_a_person(served: Served) -> None:
     [
         ("/v1/nothing", 404, "openapi"),
         ("/v1/policy/explain", 400, "user"),
-        ("/v1/policy/explain?user=not-there", 404, "no such user"),
+        ("/v1/policy/explain?user=not-there", 404, "there is no user"),
         ("/v1/policy/explain?user=a&color=red", 400, "color"),
         ("/v1/events?cursor=x", 400, "cursor"),
         ("/v1/events?cursor=-1", 400, "cursor"),

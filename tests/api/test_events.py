@@ -42,7 +42,7 @@ def test_a_reader_that_reconnects_with_its_cursor_misses_nothing(served: Served)
     def write() -> None:
         for number in range(100):
             served.backend.happen("count", number=number)
-            while served.backend.last - (got[-1] if got else 0) > 40 and not enough.wait(0.001):
+            while served.backend.newest() - (got[-1] if got else 0) > 40 and not enough.wait(0.001):
                 pass
 
     writer = threading.Thread(target=write)
@@ -139,7 +139,7 @@ def test_a_stream_overtaken_by_the_history_ends_with_the_reason(served: Served) 
     """The last line says where to go on; nothing is skipped in silence."""
     stream = client.lines(str(served.path), "/v1/events?follow=1&cursor=0", 60)
     next(stream)
-    served.backend.last += 1000
+    served.backend.history.newest += 1000
     served.backend.happen("later")
     last = [json.loads(line) for line in stream][-1]
     assert last["oldest"] == 1000

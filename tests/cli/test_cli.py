@@ -87,7 +87,7 @@ def test_exit_statuses_tell_wrong_usage_from_what_is_not_there(served: Served) -
     assert run(served, "stauts").returncode == 2
     assert run(served, "terminate", "0").returncode == 2
     done = run(served, "policy", "explain", "not-there")
-    assert (done.returncode, "there is no such user" in done.stderr) == (6, True)
+    assert (done.returncode, "there is no user 'not-there'" in done.stderr) == (6, True)
     for words in ("turn extend not-there 1h", "lease add --uid not-there --max-clients 1 --until 1h"):
         done = run(served, *words.split())
         assert (done.returncode, "there is no user 'not-there'" in done.stderr) == (6, True), words

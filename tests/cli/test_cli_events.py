@@ -40,7 +40,7 @@ def test_events_are_in_the_order_of_time(served: Served) -> None:
     """A later agent writes down what happened before it started: 19:35:16 stood before 19:35:15."""
     for kind in ("first", "third", "second"):
         served.backend.happen(kind)
-    served.backend.history[2]["at"] -= 1.5
+    served.backend.history.rows[2]["at"] -= 1.5
     for words in ([], ["--since", "1h"], ["--since", "0"]):
         lines = run(served, "events", *words).stdout.splitlines()
         assert [word for line in lines for word in ("first", "second", "third") if word in line] == [
@@ -93,7 +93,7 @@ def test_events_follow_ends_quietly(served: Served) -> None:
 
 def test_events_say_what_was_lost(served: Served) -> None:
     """A cursor that is too old: the complaint, exit 2; with -f it goes on from what is kept."""
-    served.backend.kept = 5
+    served.backend.history.most = 5
     for _ in range(20):
         served.backend.happen("x")
     done = run(served, "events", "--since", "2")
@@ -132,7 +132,7 @@ def test_events_are_sentences_of_at_most_100_columns(served: Served) -> None:
 
 def test_questions_to_the_daemon_do_not_hide_what_happened(served: Served) -> None:
     """Seen: a user had waited for some minutes, and `events` printed nothing: its 20 were all such questions."""
-    served.backend.kept, happen = 5000, served.backend.happen
+    served.backend.history.most, happen = 5000, served.backend.happen
     for number in range(25):
         happen("turn.began", uid=OTHER, gap=number)
     for _ in range(600):

@@ -148,7 +148,7 @@ def test_a_probe_says_whether_all_is_well(
     assert (done.returncode, done.stderr) == (status, "")
     assert done.stdout.startswith(first)
     body = json.loads(run(served, "probe", "--json").stdout)
-    assert body == {"ok": status == 0, "problems": [one.what for one in conditions], "drains": []}
+    assert body == {"ok": status == 0, "problems": [f"{one.what}; {one.do}" for one in conditions], "drains": []}
 
 
 @pytest.mark.parametrize("how", ["silent", "drips", "full"])

@@ -301,10 +301,10 @@ def test_the_list_names_whom_a_wait_was_for_and_obeys_no_name(monkeypatch: pytes
 def test_the_command_writes_a_picture(tmp_path: Path) -> None:
     """Through the API, with the clients that are there; mistakes are said."""
     with serve() as served:
-        served.backend.history = []
+        served.backend.history.rows = []
         begun = time.time()
         served.backend.happen("policy.loaded", files=["policy.toml"], digest="abc")
-        served.backend.history[0]["at"] = begun - 60
+        served.backend.history.rows[0]["at"] = begun - 60
         picture = tmp_path / "picture.svg"
         done = run(served, "timeline", "--since", "2h", "--svg", str(picture))
         assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
