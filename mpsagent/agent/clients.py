@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+from mpsagent.linux.proc import exists, start_time
 from mpsagent.linux.processes import Process
 from mpsagent.wire.link import Knock
 
@@ -20,14 +21,25 @@ class Clients:
 
     def __init__(self, on_end: Callable[[int, int, bool], None]) -> None:
         self._on_end = on_end
-        self._waiting: dict[int, tuple[Knock, Process | None]] = {}
+        self._waiting: dict[int, Knock] = {}
+        self._held: dict[tuple[int, int], tuple[Process, set[int]]] = {}
+        """The processes of held connections by pid and start time, each with its connections: one pidfd for all."""
+        self._unheld: set[tuple[int, int]] = set()
+        """Clients of which no pidfd could be taken: pid and start time."""
         self._clients: dict[int, Process] = {}
         self._cpu: dict[int, tuple[float, float]] = {}
 
     def came(self, knock: Knock, process: Process | None) -> None:
         """A connection is held."""
         self.left(knock.connection)
-        self._waiting[knock.connection] = knock, process
+        self._waiting[knock.connection] = knock
+        held = self._held.get((knock.pid, knock.start))
+        if held is not None:
+            held[1].add(knock.connection)
+            if process is not None:
+                process.close()
+        elif process is not None:
+            self._held[knock.pid, knock.start] = process, {knock.connection}
 
     def holds(self, connection: int) -> bool:
         return connection in self._waiting
@@ -35,31 +47,65 @@ class Clients:
     def bound(self, connection: int) -> bool:
         """Return whether one instance alone may serve this held connection."""
         waiting = self._waiting.get(connection)
-        return waiting is not None and waiting[0].asked is not None
+        return waiting is not None and waiting.asked is not None
 
     def give(self, connection: int) -> tuple[Knock, Process | None]:
         """A held connection, for another owner."""
-        return self._waiting.pop(connection)
+        knock = self._waiting[connection]
+        return knock, self._release(connection) or Process.open(knock.pid, knock.uid, knock.start)
+
+    def _release(self, connection: int) -> Process | None:
+        """Forget a held connection. Return its process if no other connection needs it."""
+        knock = self._waiting.pop(connection, None)
+        process, connections = self._held.get((knock.pid, knock.start), (None, set())) if knock else (None, set())
+        connections.discard(connection)
+        if knock is None or process is None or connections:
+            return None
+        del self._held[knock.pid, knock.start]
+        return process
 
     def left(self, connection: int) -> None:
-        _, process = self._waiting.pop(connection, (None, None))
+        process = self._release(connection)
         if process is not None:
             process.close()
 
     def passed(self, connection: int, pid: int, start: int) -> bool:
-        """The connection was handed over. False when no such process is held: it has ended already, or never was."""
-        _, process = self._waiting.pop(connection, (None, None))
-        known = self._clients.get(pid)
-        if known is not None and known.started == start:
+        """The connection was handed over. Return False if the process has ended."""
+        process = self._release(connection)
+        if process is not None:
+            if (process.pid, process.started) == (pid, start) and self.get(pid, start) is None:
+                self.known(process)
+                return True
+            process.close()
+        return self.get(pid, start) is not None or self.hold(pid, start)
+
+    def hold(self, pid: int, start: int) -> bool:
+        """Hold a process that passed and whose pidfd did not come. Return False if it has ended. If there is no
+        descriptor for it, it counts as living, and :meth:`hold_again` tries again."""
+        process = Process.open(pid, started=start)
+        if process is None and (
+            not exists(pid) or (start_time(pid) and (process := Process.open(pid, started=start)) is None)
+        ):
+            return False  # its start time could be read, so there are descriptors
+        if process is None or not process.kept:
             if process is not None:
                 process.close()
+            self._unheld.add((pid, start))
             return True
-        if process is None or (process.pid, process.started) != (pid, start):
-            if process is not None:
-                process.close()
-            return False
         self.known(process)
         return True
+
+    @property
+    def unheld(self) -> int:
+        """The number of clients that are not held by a pidfd: no limit, turn or order reaches them."""
+        return len(self._unheld)
+
+    def hold_again(self) -> None:
+        """Try to hold the clients that could not be held."""
+        unheld, self._unheld = self._unheld, set()
+        for pid, start in unheld:
+            if self.get(pid, start) is None and not self.hold(pid, start):
+                self._on_end(pid, start, False)
 
     def known(self, process: Process) -> None:
         """A process that passed."""
@@ -74,8 +120,10 @@ class Clients:
 
     def waiting(self, connection: int, start: int) -> Process | None:
         """The process of a held connection."""
-        _, process = self._waiting.get(connection, (None, None))
-        return process if process is not None and process.started == start else None
+        knock = self._waiting.get(connection)
+        if knock is None or knock.start != start:
+            return None
+        return self._held.get((knock.pid, start), (None, ()))[0]
 
     def released(self, clients: Collection[int]) -> list[list[int]]:
         """Return pid and start time of the processes that passed and are no longer among these clients: they have
@@ -117,6 +165,7 @@ class Clients:
 
     def close(self) -> None:
         self.forget_waiting()
+        self._unheld.clear()
         for pid in list(self._clients):
             self.forget(pid)
 

@@ -46,9 +46,9 @@ class Conditions:
 NAME_WAIT = 2.0
 """Seconds in which a name service may answer with a user's name; after that it is a condition."""
 MOST_NAMED = 5
-FILES = 4096
-"""Descriptors that agent and gate need each: those of processes (1024 at most) and held connections, of the API's
-peers, logs and pipes, with room."""
+FILES = 16384
+"""Descriptors that agent and gate need each: for held connections (8192 at most), clients, logs and pipes, with
+room."""
 
 
 def note_files(conditions: Conditions, who: str, files: int | None, now: float) -> str | None:

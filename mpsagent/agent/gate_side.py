@@ -111,19 +111,18 @@ class GateSide:
             case link.Knock():
                 clients.came(message, process)
             case link.Known():
-                process = process or Process.open(message.pid, started=message.start)
                 if clients.get(message.pid, message.start) is not None:
                     if process is not None:
                         process.close()
                 elif process is not None:
                     clients.known(process)
-                else:
+                elif not clients.hold(message.pid, message.start):
                     ended.append(inp.ProcessEnded(now, message.pid, message.start))  # while the gate told of it
             case link.Left() | link.Refused():
                 clients.left(message.connection)
             case link.Passed():
                 if not clients.passed(message.connection, message.pid, message.start):
-                    ended.append(inp.ProcessEnded(now, message.pid, message.start))  # before its pidfd could be held
+                    ended.append(inp.ProcessEnded(now, message.pid, message.start))
             case link.Failed():
                 if message.lost:
                     clients.left(message.connection)

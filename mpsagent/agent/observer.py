@@ -74,6 +74,10 @@ class Observer:
         self._lifted.look()
         do = "MPS cannot prevent it (docs/security.md): mpsagent-cli terminate PID, or on_limit_exceeded"
         conditions.set("over limits", lifted_limits.trouble(self._core.view()), now, do)
+        self._clients.hold_again()
+        count = self._clients.unheld
+        what = f"{count} clients are held by no descriptor, because none is free: no limit, turn or order reaches them"
+        conditions.set("unheld clients", what if count else None, now, "raise LimitNOFILE= of mpsagent.service")
         conditions.expire(now)
         busy = state.held or any(one.state.clients for one in self._inside())
         due = min(self._survey_at, self._memory_at + FRESH) if self._memory_counts() else self._survey_at

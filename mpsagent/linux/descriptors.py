@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import os
+import resource
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
@@ -13,6 +14,16 @@ SO_PASSCRED = 16
 
 Ancillary = Sequence[tuple[int, int, bytes]]
 _NUMBER = array.array("i").itemsize
+
+KEPT = 512
+"""Descriptors of a process that are kept for its own work, whatever users have sent or opened."""
+
+
+def may_keep(descriptor: int) -> bool:
+    """Return False if this open descriptor is one of the last, which are for the process's own work: the kernel gives
+    the lowest free number."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most == resource.RLIM_INFINITY or descriptor < most - KEPT
 
 
 def with_descriptors(descriptors: Iterable[int]) -> Ancillary:

@@ -127,6 +127,17 @@ def open_pidfd(pid: int, start: int) -> int | None:
     return descriptor
 
 
+def exists(pid: int) -> bool:
+    """Return False if there is no process with this pid. No descriptor is needed."""
+    try:
+        os.getpgid(pid)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
 def has_ended(pidfd: int) -> bool:
     """Return True if the process of this pidfd has ended."""
     poll = select.poll()

@@ -15,6 +15,7 @@ from functools import cache
 import psutil
 
 from mpsagent.linux import proc
+from mpsagent.linux.descriptors import may_keep
 
 LONGEST_LINEAGE = 64
 NS_GET_PARENT, NS_GET_OWNER_UID = 0xB702, 0xB704  # linux/nsfs.h
@@ -66,6 +67,11 @@ class Process:
             os.close(fd)
             raise ValueError(f"descriptor {fd} is not a pidfd of process {pid}")
         return cls(pid, fd, started, uid)
+
+    @property
+    def kept(self) -> bool:
+        """Return False if its pidfd is one of the last descriptors, which are for other work."""
+        return may_keep(self._fd)
 
     @property
     def alive(self) -> bool:

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from mpsagent.linux.backoff import Backoff
 from mpsagent.linux.channel import Channel
-from mpsagent.linux.descriptors import close_all
+from mpsagent.linux.descriptors import close_all, may_keep
 from mpsagent.linux.peers import Credentials, peer
 from mpsagent.linux.processes import Process
 from mpsagent.wire.codec import LONGEST_PACKET, LinkError, encode
@@ -167,8 +167,11 @@ class GateLink:
 
 def _process(message: FromGate, descriptors: list[int]) -> Process | None:
     """The process of a ``Knock`` or ``Known``, whose pidfd is taken out of ``descriptors``. A descriptor that is not
-    the pidfd of that process is dropped: then nothing can be done to it, which is the safe side."""
-    if not isinstance(message, Knock | Known) or not descriptors:
+    the pidfd of that process is dropped: then nothing can be done to it, which is the safe side. One of the last
+    descriptors is dropped, too."""
+    if not isinstance(message, Knock | Known) or not descriptors or not may_keep(descriptors[0]):
+        close_all(descriptors)
+        descriptors.clear()
         return None
     with suppress(ValueError):
         return Process.from_pidfd(descriptors.pop(0), message.pid, message.uid, message.start)
