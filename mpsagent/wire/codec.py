@@ -17,6 +17,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from mpsagent.mps.limits import Limits, Total
+from mpsagent.wire.value import Value
 
 LONGEST_PACKET, LONGEST_CONTENT = 128 * 1024, 1024 * 1024
 """Bytes, as sent and as read. A packet still fits into a socket's default send buffer; a table for 128 users, as many
@@ -27,6 +28,7 @@ MOST_INSTANCES = 256
 MOST_ENTRIES = 4096
 """Users, or processes, in a table."""
 
+M = typing.TypeVar("M", bound=Value)
 Read = Callable[[Any, str], Any]
 """Takes a value of a field of this name. Raises LinkError."""
 
@@ -35,9 +37,9 @@ class LinkError(ValueError):
     """A packet that is not one of the messages that are expected."""
 
 
-def encode(message: Any) -> bytes:
+def encode(message: Value) -> bytes:
     """One packet. Texts are cut to ``LONGEST_TEXT``. Raises LinkError when the packet would be too long."""
-    content = {"kind": message.kind, **{name: _plain(getattr(message, name)) for name in message.__slots__}}
+    content = {"kind": message.kind, **{name: _plain(value) for name, value in vars(message).items()}}
     data = json.dumps(content, separators=(",", ":")).encode()
     packet = data if len(data) <= LONGEST_PACKET else zlib.compress(data, 1)
     if len(packet) > LONGEST_PACKET or len(data) > LONGEST_CONTENT:
@@ -54,15 +56,14 @@ def _plain(value: Any) -> Any:
         return value.as_json()
     if isinstance(value, dict):
         return [_plain(one) for one in value.values()]
-    names = value.__slots__
-    return {name: _plain(one) for name in names if (one := getattr(value, name)) is not None and one is not False}
+    return {name: _plain(one) for name, one in vars(value).items() if one is not None and one is not False}
 
 
-def decoder(messages: Any) -> Callable[[bytes], Any]:
-    """How a packet with one of these is read, which raises LinkError."""
-    kinds = {cls.kind: _object(cls) for cls in typing.get_args(messages)}
+def decoder(base: type[M]) -> Callable[[bytes], M]:
+    """Return a function that reads a packet with a message of a subclass of this one, and raises LinkError."""
+    kinds: dict[str, Callable[[Any, str], M]] = {cls.kind: _object(cls) for cls in base.__subclasses__()}
 
-    def decode(packet: bytes) -> Any:
+    def decode(packet: bytes) -> M:
         if len(packet) > LONGEST_PACKET:
             raise LinkError(f"a packet of more than {LONGEST_PACKET} bytes")
         try:

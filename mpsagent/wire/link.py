@@ -6,39 +6,44 @@ with ``Knock`` and ``Known`` (SCM_RIGHTS)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Literal
 
 from mpsagent.mps.limits import Limits, Total
 from mpsagent.wire.codec import decoder
+from mpsagent.wire.value import Value
 
 VERSION = 11
 """Another one for each change of what is said here: a peer passes over what it does not know, and would do half."""
 
 
+class FromGate(Value):
+    """A message of the gate to the agent."""
+
+
+class FromAgent(Value):
+    """A message of the agent to the gate."""
+
+
 # --- gate to agent ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(FromGate, kind="hello"):
     """The first message; every held connection, every known process and ``Synced`` follow."""
 
-    kind: ClassVar[str] = "hello"
     gate: int
     started: float
     version: int = VERSION
 
 
-@dataclass(frozen=True, slots=True)
-class Knock:
+class Knock(FromGate, kind="knock"):
     """A CUDA connection is held. A pidfd comes along unless the process has gone already. ``instance`` None: the tables
     name its user nowhere, and the agent says where it belongs by naming it in one. ``asked``: the instance that alone
     may serve it: it came in that one's own directory (``placement = "by-directory"``), or its process has passed there;
     None: each instance may. ``never``: ``debugged`` or ``unknown``, by its process's own greeting. It is held and never
     handed over: MPS would not serve it, and if it is closed, the program runs without MPS."""
 
-    kind: ClassVar[str] = "knock"
     connection: int
     pid: int
     uid: int
@@ -54,14 +59,12 @@ class Knock:
     never: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(FromGate, kind="known"):
     """A process that was handed over and lives. ``limits``: those of its last hand-over, ``most``: the most that any of
     its hand-overs gave it, each None where the gate does not know it; ``fail_safe``: the fallback limits were taken;
     ``connections``: how often it passed this gate, 0: it came through another process (:class:`Found`); ``counts``
     False: see :class:`NoContext`."""
 
-    kind: ClassVar[str] = "known"
     pid: int
     uid: int
     gid: int
@@ -76,35 +79,28 @@ class Known:
     counts: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class NoContext:
+class NoContext(FromGate, kind="no_context"):
     """A process that has passed has made no context for a while. It takes no place and no share of a total until a
     context of it has passed, which waits for room like a new process."""
 
-    kind: ClassVar[str] = "no_context"
     pid: int
     start: int
     instance: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Synced:
-    kind: ClassVar[str] = "synced"
+class Synced(FromGate, kind="synced"):
+    """Every connection and process that the gate has was reported."""
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
+class Left(FromGate, kind="left"):
     """A held connection was closed: by its client, or because the agent said :class:`Refuse`."""
 
-    kind: ClassVar[str] = "left"
     connection: int
 
 
-@dataclass(frozen=True, slots=True)
-class Handing:
+class Handing(FromGate, kind="handing"):
     """A hand-over has begun."""
 
-    kind: ClassVar[str] = "handing"
     connection: int
     pid: int
     uid: int
@@ -112,14 +108,12 @@ class Handing:
     instance: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Passed:
+class Passed(FromGate, kind="passed"):
     """The client has the descriptor. ``acknowledged`` False: it has not confirmed in time, or before it hung up, that
     it has met its server, and lives; its connection was used up for it, and it counts until it ends. ``status``: its
     report of that meeting, 0 for success or a CUDA error; 807 in FAULT (measured on an H100, answer 8). ``limits``
     None: an earlier gate began the hand-over, and its limits are not known."""
 
-    kind: ClassVar[str] = "passed"
     connection: int
     pid: int
     uid: int
@@ -133,13 +127,11 @@ class Passed:
     instance: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(FromGate, kind="failed"):
     """A hand-over failed at ``stage`` (limits, connect, greeting, answer, acknowledgement). ``lost``: the client has
     gone from us and cannot be served again; otherwise it is held on and tried again. After an unacknowledged ``Passed``
     it says why."""
 
-    kind: ClassVar[str] = "failed"
     connection: int
     pid: int
     uid: int
@@ -149,44 +141,36 @@ class Failed:
     instance: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Unconfirmed:
+class Unconfirmed(FromGate, kind="unconfirmed"):
     """MPS does not confirm these limits; the fail-safe limits are taken instead."""
 
-    kind: ClassVar[str] = "unconfirmed"
     uid: int
     wanted: Limits
     why: str
     instance: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Slowed:
+class Slowed(FromGate, kind="slowed"):
     """None of this user's is handed over there before ``until``, because earlier ones took MPS up for long."""
 
-    kind: ClassVar[str] = "slowed"
     uid: int
     until: float
     instance: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(FromGate, kind="applied"):
     """The admissions of this number are in force, and no hand-over is under way that they do not allow: an agent that
     sees it has seen every ``Passed`` of the users whom they shut out. ``unkept``: why they are not on disk; a gate that
     starts without an agent holds everybody then."""
 
-    kind: ClassVar[str] = "applied"
     number: int
     instance: str = ""
     unkept: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class FrontEnd:
+class FrontEnd(FromGate, kind="front_end"):
     """A front-end's command that changes something. ``refused``: the gate has not passed it on."""
 
-    kind: ClassVar[str] = "front_end"
     pid: int
     uid: int
     command: str
@@ -195,23 +179,19 @@ class FrontEnd:
     instance: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class HandshakeSeen:
+class HandshakeSeen(FromGate, kind="handshake"):
     """How the daemon greets (hex). ``known`` False: every connection is relayed untouched. ``daemon``: its pid."""
 
-    kind: ClassVar[str] = "handshake"
     known: bool
     greeting: str
     daemon: int | None = None
     instance: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(FromGate, kind="refused"):
     """The gate closed a connection itself, because of a bound or of what the peer sent. ``start``: of the process, 0 if
     it is not known."""
 
-    kind: ClassVar[str] = "refused"
     connection: int
     pid: int
     uid: int
@@ -220,16 +200,10 @@ class Refused:
     cgroup: str | None = None
 
 
-FromGate = (
-    Hello | Knock | Known | NoContext | Synced | Left | Handing | Passed | Failed | Unconfirmed | Slowed | Applied
-    | FrontEnd | HandshakeSeen | Refused
-)  # fmt: skip
-
 # --- agent to gate ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class User:
+class User(Value):
     """``admit``: ``all``, or ``known``: only processes that have passed already. ``max_clients``: processes at a
     time; ``max_contexts``: their contexts on a device, one for a process that has none yet; ``total``: what they may
     use together. All are counted in one instance. ``named``: new processes pass only
@@ -248,8 +222,7 @@ class User:
         return self.uid
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Value):
     """What the processes of a job may have together, under what their users may: counted as a user's."""
 
     name: str
@@ -261,8 +234,7 @@ class Job:
         return self.name
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
+class Named(Value):
     """A held process and its limits; or one of a job that has passed. ``job``: the bounded one that it belongs to."""
 
     pid: int
@@ -275,8 +247,7 @@ class Named:
         return self.pid, self.start
 
 
-@dataclass(frozen=True, slots=True)
-class Admissions:
+class Admissions(FromAgent, kind="admissions"):
     """Who may pass in an instance, with what. Always the whole; a user who is not named is held, unless ``others`` says
     otherwise. Who is named waits in that instance from then on, wherever it waited before.
 
@@ -285,7 +256,6 @@ class Admissions:
     none. ``parallel`` False: where there are ``others``, no user passes beside another user's processes.
     """
 
-    kind: ClassVar[str] = "admissions"
     number: int = 0
     open: bool = False
     room: int = 48
@@ -303,34 +273,28 @@ class Admissions:
         return self.users.get(uid, self.others)
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(FromAgent, kind="refuse"):
     """Close this held connection; its client gets CUDA_ERROR_MPS_CONNECTION_FAILED (recording 08, G7)."""
 
-    kind: ClassVar[str] = "refuse"
     connection: int
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(FromAgent, kind="release"):
     """The process has left its server: it is no longer known, and its next connection is that of a new client, at the
     same instance. Not if it has passed since: ``connections`` is how often it had passed this gate, as far as the gate
     has reported; None: in any case."""
 
-    kind: ClassVar[str] = "release"
     pid: int
     start: int
     connections: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(FromAgent, kind="found"):
     """A process is a client of the instance, and this gate has not reported it: it came through another process, or
     passed an earlier gate that left nothing behind. From now on it is known, counts for its user, and is reported as
     :class:`Known`. ``limits``, ``most``, ``connections``: as there. ``own``: the limits are its own, not its user's."""
 
-    kind: ClassVar[str] = "found"
     pid: int
     uid: int
     start: int
@@ -341,28 +305,20 @@ class Found:
     own: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Instances:
+class Instances(FromAgent, kind="instances"):
     """The instances that there are: the gate forgets all others, once no process is known there. ``own``: those that
     have a public directory of their own; all others but the first one have none then."""
 
-    kind: ClassVar[str] = "instances"
     names: tuple[str, ...]
     own: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class HeldUp:
+class HeldUp(FromAgent, kind="held_up"):
     """Clients of this user have held other users' clients up for ``seconds``, as a slow hand-over does. The user's next
     hand-overs wait for it as for a slow one."""
 
-    kind: ClassVar[str] = "held_up"
     uid: int
     seconds: float
 
 
-FromAgent = Admissions | Refuse | Release | Found | Instances | HeldUp
-Message = FromGate | FromAgent
-
-decode_from_gate: Callable[[bytes], FromGate] = decoder(FromGate)
-decode_from_agent: Callable[[bytes], FromAgent] = decoder(FromAgent)
+decode_from_gate, decode_from_agent = decoder(FromGate), decoder(FromAgent)

@@ -384,7 +384,7 @@ _FIELDS: dict[str, st.SearchStrategy[object]] = {
     "memory": st.dictionaries(_SMALL, st.just({"GPU-0": 1 << 20}), max_size=2),
 }  # fmt: skip
 _KINDS = [
-    *KINDS, *get_args(link.FromGate), inp.GateLost, *get_args(inp.KernelInput), *get_args(inp.AnswerInput),
+    *KINDS, *link.FromGate.__subclasses__(), inp.GateLost, *get_args(inp.KernelInput), *get_args(inp.AnswerInput),
 ]  # fmt: skip
 _STATUS = st.sampled_from([*Status, "GARBAGE"])
 

@@ -285,7 +285,7 @@ class Instance(Stage):
             one = inp.Of(one.lane, said) if isinstance(one, inp.Of) else said
         super()._soon(number, one)
 
-    def _said(self, who: str, message: link.Message) -> None:
+    def _said(self, who: str, message: link.FromGate | link.FromAgent) -> None:
         packet = codec.encode(message)
         (link.decode_from_gate if who == "gate" else link.decode_from_agent)(packet)  # type: ignore[operator]
         self.wire.append(f"{self.now:.3f} {who}: {packet.decode()}")
