@@ -14,7 +14,7 @@ from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core.ladder import SETTLE
 from mpsagent.core.model import State
-from mpsagent.core.sentences import named
+from mpsagent.core.words import named
 from mpsagent.linux.proc import ids
 from mpsagent.linux.processes import TICKS, Process, parent
 from mpsagent.mps import commands

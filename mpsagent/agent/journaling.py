@@ -10,8 +10,8 @@ from typing import Any
 
 import structlog
 
-from mpsagent.core.sentences import Names as NameOf
 from mpsagent.core.sentences import sentence
+from mpsagent.core.words import Names as NameOf
 from mpsagent.policy.identity import Identity
 from mpsagent.system.names import Names
 

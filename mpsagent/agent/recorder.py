@@ -13,7 +13,7 @@ from mpsagent.agent.journaling import Telling
 from mpsagent.agent.people import People
 from mpsagent.agent.records import JournalLines
 from mpsagent.agent.showing import Showing
-from mpsagent.core.sentences import worth_telling
+from mpsagent.core.words import worth_telling
 
 FORGET = 600.0
 """Seconds until a mistake of ours that has not come again is no condition any more."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpsagent.agent.host import Agent
-from mpsagent.core.sentences import Names
+from mpsagent.core.words import Names
 from mpsagent.snapshot.condition import Condition, problems
 
 

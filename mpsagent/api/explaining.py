@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpsagent.api import views
 from mpsagent.api.views import Json
 from mpsagent.core.inputs import Peer
-from mpsagent.core.sentences import Names
+from mpsagent.core.words import Names
 from mpsagent.mps.units import limits_words
 from mpsagent.policy import values
 from mpsagent.policy.identity import Identity

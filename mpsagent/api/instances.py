@@ -14,7 +14,8 @@ from mpsagent.api.explaining import explained
 from mpsagent.api.received import Received
 from mpsagent.api.sums import SUMS, USED, add
 from mpsagent.core import placement
-from mpsagent.core.sentences import Names, named, sentence
+from mpsagent.core.sentences import sentence
+from mpsagent.core.words import Names, named
 from mpsagent.policy.identity import Identity
 from mpsagent.snapshot import lease_body
 from mpsagent.snapshot.condition import Condition, problems

@@ -13,9 +13,9 @@ from mpsagent.api import shapes
 from mpsagent.core import pause_room
 from mpsagent.core.model import Client, Held, Server, Use
 from mpsagent.core.outside import Outsider
-from mpsagent.core.sentences import Names, named
 from mpsagent.core.sessions import Session, with_use
 from mpsagent.core.view import SHARED_UID, View
+from mpsagent.core.words import Names, named
 from mpsagent.mps.gpus import GpusSeen
 from mpsagent.mps.limits import Device, Limits
 from mpsagent.mps.units import iso

@@ -11,7 +11,7 @@ from textwrap import wrap
 from mpsagent.cli.gpus import gpus_now
 from mpsagent.cli.tables import WIDE, table
 from mpsagent.cli.wording import Json, in_use, limits, local, many, safe, size, user
-from mpsagent.core.sentences import worth_telling
+from mpsagent.core.words import worth_telling
 from mpsagent.mps.units import duration_text
 
 Paint = Callable[[str, str], str]

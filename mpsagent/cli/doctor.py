@@ -16,7 +16,7 @@ from mpsagent.cli import answer_text, checkup, client, wording
 from mpsagent.cli.ask import FINE, UNHEALTHY, UNREACHABLE, Json, now
 from mpsagent.cli.checkup import NOTE, OK, PROBLEM, WARNING, Finding
 from mpsagent.cli.policy_check import surely_not_meant
-from mpsagent.core.sentences import named
+from mpsagent.core.words import named
 from mpsagent.linux.threads import in_thread
 from mpsagent.policy.keys import default
 

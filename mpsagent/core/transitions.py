@@ -1,109 +1,120 @@
-"""What happened, as typed values: history, journal, metrics and replay are fed from these and from nowhere else.
+"""Events as typed values, each declared once: its kind, its fields and its sentence.
 
-They come out of the reducer and the rules. ``kind`` is the name in the event stream; the other fields are its fields.
+The reducer and the rules return them. The history, the journal, the metrics and the replay are made from them alone.
+A sentence is made from a record, which may come from another version, so it expects no optional field.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import ClassVar
 
+from mpsagent.core.words import Told, Words
 from mpsagent.mps.limits import Limits
+from mpsagent.mps.units import limits_words
+from mpsagent.policy import apart
+from mpsagent.wire.value import OfKind
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
-    """``lane``: the user in whose lane it was, None: in that of all."""
+class Transition(OfKind, Told):
+    """``lane``: the user in whose lane it was, None: in that of all. ``frequent``: each start and exit causes one."""
 
-    kind: ClassVar[str]
+    frequent: ClassVar[bool]
     at: float
     lane: int | None = field(default=None, kw_only=True)
 
+    def __init_subclass__(cls, kind: str = "", frequent: bool = False) -> None:
+        super().__init_subclass__(kind)
+        cls.frequent = frequent
 
-@dataclass(frozen=True, slots=True)
-class ControlStarted(Transition):
-    kind = "control.started"
+
+class ControlStarted(Transition, kind="control.started"):
+    template = "control daemon {pid} runs"
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class ControlEnded(Transition):
-    kind = "control.ended"
+class ControlEnded(Transition, kind="control.ended"):
+    template = "control daemon {pid} has ended"
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class ControlQuitting(Transition):
-    """A ``quit`` was accepted; ``timeout`` in seconds, None: it waits for the clients."""
+class ControlQuitting(Transition, kind="control.quitting"):
+    """The control daemon accepted a ``quit``. ``timeout`` in seconds, None: it waits for the clients."""
 
-    kind = "control.quitting"
     timeout: int | None
 
+    @classmethod
+    def sentence(cls, words: Words) -> str:
+        until = "when its last client has gone" if words.get("timeout") is None else words("within {timeout} s")
+        return f"the control daemon has accepted a quit and ends {until}"
 
-@dataclass(frozen=True, slots=True)
-class ServerStarting(Transition):
-    kind = "server.starting"
+
+class ServerStarting(Transition, kind="server.starting"):
+    template = "server {pid}{uid:of} is starting"
     pid: int
     uid: int
 
 
-@dataclass(frozen=True, slots=True)
-class ServerReady(Transition):
-    kind = "server.ready"
+class ServerReady(Transition, kind="server.ready"):
+    template = "server {pid}{uid:of} is ready"
     pid: int
     uid: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class ServerEnded(Transition):
-    kind = "server.ended"
+class ServerEnded(Transition, kind="server.ended"):
     pid: int
     uid: int | None
     status: int | None
 
+    @classmethod
+    def sentence(cls, words: Words) -> str:
+        return words("server {pid}{uid:of} has ended") + (words(" with status {status}") if words.get("status") else "")
 
-@dataclass(frozen=True, slots=True)
-class ServerStartFailed(Transition):
-    """``count`` in a row."""
 
-    kind = "server.start_failed"
+class ServerStartFailed(Transition, kind="server.start_failed"):
+    """``count``: failed starts in a row."""
+
     pid: int
     reason: str
     count: int
 
+    @classmethod
+    def sentence(cls, words: Words) -> str:
+        count = "" if words["count"] == 1 else words(" ({count} in a row)")
+        return words("server {pid} did not start") + f"{count}: {words('{reason:text}') or 'MPS gives no reason'}"
 
-@dataclass(frozen=True, slots=True)
-class ServerFull(Transition):
-    kind = "server.full"
+
+class ServerFull(Transition, kind="server.full"):
+    template = "server {server} is full ({limit} clients)"
     server: int
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
-class ClientWaiting(Transition):
+class ClientWaiting(Transition, kind="client.waiting", frequent=True):
     """A process came to the gate and is held."""
 
-    kind = "client.waiting"
+    template = "process {pid}{uid:of} waits at the gate"
     pid: int
     uid: int
     connection: int
 
 
-@dataclass(frozen=True, slots=True)
-class ClientHeld(Transition):
+class ClientHeld(Transition, kind="client.held", frequent=True):
     """A process came to the gate and is held until it exits, because MPS cannot serve it."""
 
-    kind = "client.held"
+    template = "process {pid}{uid:of} is held until it exits: {why:text}"
     pid: int
     uid: int
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class ClientLeft(Transition):
-    """It went away while it was held. ``waited`` in seconds. ``lost``: the gate began anew, without it."""
+class ClientLeft(Transition, kind="client.left", frequent=True):
+    """A process left while it was held. ``waited`` in seconds. ``lost``: a new gate has started without it."""
 
-    kind = "client.left"
+    template = (
+        "process {pid}{uid:of} {lost:lost its place|left the queue} after {waited:span}"
+        "{lost:: the gate was stopped, or the process left|}"  # systemd before 254 refuses clients of a stopped gate
+    )
     pid: int
     uid: int
     waited: float
@@ -111,14 +122,14 @@ class ClientLeft(Transition):
     lost: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ClientConnected(Transition):
-    """A process was handed over to MPS for the first time, with these limits, None: unknown. ``handover``: seconds that
-    it took, None if the gate has not reported its begin. ``lease``, ``job``: number and name of the lease that it came
-    with. ``unseen``: it was not handed over and MPS still has it: it came through another process, or worked before
-    the gate was there."""
+class ClientConnected(Transition, kind="client.connected", frequent=True):
+    """A process was handed over to MPS for the first time.
 
-    kind = "client.connected"
+    ``limits``: None if they are not known. ``handover``: duration in seconds, None if the gate has not reported its
+    begin. ``lease``, ``job``: number and name of its lease. ``unseen``: it was not handed over and is a client of MPS:
+    it came through another process, or started before the gate.
+    """
+
     pid: int
     uid: int
     waited: float
@@ -129,13 +140,24 @@ class ClientConnected(Transition):
     job: str | None = None
     unseen: bool | None = None
 
+    @classmethod
+    def sentence(cls, words: Words) -> str:
+        limits = limits_words(words.get("limits")).replace(" %", " % of threads", 1)
+        given = "its limits are not known" if words.get("limits") is None else f"limits: {limits}"
+        waited = words(" after {waited:span}") if words["waited"] >= 0.005 else ""
+        if words.get("unseen"):
+            through = "it did not pass the gate: it came through another process, or started before the gate"
+            return words("process {pid}{uid:of} is at work") + f", {given}; {through}"
+        strict = " (fallback limits)" if words.get("fail_safe") else ""
+        return words("process {pid}{uid:of} was admitted") + f"{waited}, {given}{strict}"
 
-@dataclass(frozen=True, slots=True)
-class ClientEnded(Transition):
-    """A client's process has ended. ``outcome``: see :class:`mpsagent.core.model.Outcome`. ``lease``, ``job``:
-    number and name of the lease with which it was let in."""
 
-    kind = "client.ended"
+class ClientEnded(Transition, kind="client.ended", frequent=True):
+    """A client's process has ended.
+
+    ``outcome``: see :class:`mpsagent.core.model.Outcome`. ``lease``, ``job``: number and name of its lease.
+    """
+
     pid: int
     uid: int
     server: int | None
@@ -145,13 +167,22 @@ class ClientEnded(Transition):
     lease: int | None = None
     job: str | None = None
 
+    @classmethod
+    def sentence(cls, words: Words) -> str:
+        how = {
+            "faulted": ", with a sticky error",
+            "ended": ", terminated by mpsagent",
+            "lost": ": its server exited first",
+        }.get(str(words.get("outcome")), "")
+        return words("client {pid}{uid:of} ended after {seconds:span}") + how
 
-@dataclass(frozen=True, slots=True)
-class ClientUsed(Transition):
-    """What a client has used since this was said last: the GPU was ``busy`` of ``seconds``, ``energy`` in joules.
-    ``shared``: that of all at work there. ``over``: it has ended."""
 
-    kind = "client.used"
+class ClientUsed(Transition, kind="client.used", frequent=True):
+    """A client's use of the GPU since the previous record of it: ``busy`` of ``seconds``, ``energy`` in joules.
+
+    ``shared``: the use of all clients at work there. ``over``: the client has ended.
+    """
+
     pid: int
     uid: int
     seconds: float
@@ -161,19 +192,27 @@ class ClientUsed(Transition):
     over: bool
     job: str | None = None
 
+    @classmethod
+    def sentence(cls, words: Words) -> str:
+        busy = f" {words['busy'] / words['seconds']:.0%}{words(' of {seconds:span}')}" if words["seconds"] else ""
+        whose = " (all clients of that server)" if words["shared"] and busy else ""
+        told = words("client {pid}{uid:of}[ of job {job}] used the GPU")
+        return f"{told}{busy}{whose}, {words['energy'] / 1000:.3g} kJ"
 
-@dataclass(frozen=True, slots=True)
-class ClientRefused(Transition):
-    kind = "client.refused"
+
+class ClientRefused(Transition, kind="client.refused", frequent=True):
+    template = "process {pid}{uid:of} was refused: {why:text}"
     pid: int
     uid: int
     why: str
     job: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HandoverFailed(Transition):
-    kind = "client.handover_failed"
+class HandoverFailed(Transition, kind="client.handover_failed"):
+    template = (
+        "process {pid}{uid:of} was not handed over ({stage}: {why}); "
+        "{lost:it can no longer be served|it waits and is tried again}"
+    )
     pid: int
     uid: int
     stage: str
@@ -181,126 +220,131 @@ class HandoverFailed(Transition):
     lost: bool
 
 
-@dataclass(frozen=True, slots=True)
-class FaultBegan(Transition):
-    kind = "server.fault"
+class FaultBegan(Transition, kind="server.fault"):
+    template = (
+        "server {server}{uid:of} is in FAULT and takes no new clients: mpsagent recovers it, and waiting users keep "
+        "their places"
+    )
     server: int
     uid: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class FaultClient(Transition):
+class FaultClient(Transition, kind="client.sticky"):
     """A client that is listed with a sticky error. All listed are alike (recording 03, Q3). ``uid`` None: not known."""
 
-    kind = "client.sticky"
+    template = "client {pid}{uid:of}, on server {server}, lost its CUDA context in a fault and has to exit"
     server: int
     pid: int
     uid: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FaultOver(Transition):
+class FaultOver(Transition, kind="server.fault_over"):
     """``recovered`` False: the server ended."""
 
-    kind = "server.fault_over"
+    template = (
+        "server {server} {recovered:recovered from its fault after|ended} {seconds:span}{recovered:| after its fault}"
+    )
     server: int
     seconds: float
     recovered: bool
 
 
-@dataclass(frozen=True, slots=True)
-class TurnBegan(Transition):
-    """A user has got the GPU. ``gap``: seconds since the user before had it, None for the first."""
+class TurnBegan(Transition, kind="turn.began", frequent=True):
+    """A user has got the GPU. ``gap``: seconds since the end of the turn before, None for the first turn."""
 
-    kind = "turn.began"
+    template = "the GPU goes to {uid:user}[, {gap:span} after the user before]"
     uid: int
     gap: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class TurnEnded(Transition):
-    """``forced``: by the policy, not by the user's own leaving; ``why``: then the key with its file and line."""
+class TurnEnded(Transition, kind="turn.ended", frequent=True):
+    """``forced``: ended by the policy, ``why`` is the key with its file and line. Otherwise the user has left."""
 
-    kind = "turn.ended"
+    template = "the turn of {uid:user} {forced:expired|ended} after {seconds:span}[ ({why})]"
     uid: int
     seconds: float
     forced: bool
     why: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class UserPaused(Transition):
-    """A user's processes are frozen, so that another user can have the GPU. ``clients``: how many."""
+class UserPaused(Transition, kind="user.paused"):
+    """A user's processes are frozen, so that another user can have the GPU. ``clients``: their number."""
 
-    kind = "user.paused"
     uid: int
     clients: int
 
+    @classmethod
+    def sentence(cls, words: Words) -> str:
+        if words["clients"] == 1:
+            what = "its process is frozen and keeps its memory"
+        else:
+            what = words("its {clients} processes are frozen and keep their memory")
+        return words("{uid:user} is paused: ") + f"{what} until its next turn"
 
-@dataclass(frozen=True, slots=True)
-class UserResumed(Transition):
-    """They go on, after ``seconds``."""
 
-    kind = "user.resumed"
+class UserResumed(Transition, kind="user.resumed"):
+    """A user's processes continue, after ``seconds``."""
+
+    template = "{uid:user} continues after a pause of {seconds:span}"
     uid: int
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class ClientResumed(Transition):
-    """A frozen client was resumed by another than mpsagent."""
+class ClientResumed(Transition, kind="client.resumed"):
+    """A frozen client was resumed by a process other than mpsagent."""
 
-    kind = "client.resumed"
+    template = "client {pid}{uid:of} was resumed by another while it is paused; it is frozen again"
     pid: int
     uid: int
 
 
-@dataclass(frozen=True, slots=True)
-class UserMoved(Transition):
-    """What a user has waiting waits elsewhere."""
+class UserMoved(Transition, kind="user.moved"):
+    """A user's waiting processes wait at another instance."""
 
-    kind = "user.moved"
     uid: int
     before: str
     instance: str
 
+    @classmethod
+    def sentence(cls, words: Words) -> str:
+        before, to = str(words["before"]), str(words["instance"])
+        if apart.users(before, [to]):
+            return words("{uid:user} waits for a control daemon of the user's own, {instance}")
+        if apart.users(to, [before]):
+            return words("{uid:user} waits at instance {instance}: control daemon {before} has ended")
+        return words("{uid:user} waits at instance {instance}, which is idle, no longer at {before}")
 
-@dataclass(frozen=True, slots=True)
-class GateConnected(Transition):
-    kind = "gate.connected"
+
+class GateConnected(Transition, kind="gate.connected"):
+    template = "the gate (process {pid}) is connected"
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class GateLost(Transition):
-    kind = "gate.lost"
+class GateLost(Transition, kind="gate.lost"):
+    template = "the connection to the gate is lost: the gate keeps its last admission list"
 
 
-@dataclass(frozen=True, slots=True)
-class LimitsUnconfirmed(Transition):
-    kind = "limits.unconfirmed"
+class LimitsUnconfirmed(Transition, kind="limits.unconfirmed"):
+    template = "MPS did not confirm the limits of {uid:user}: {why}"
     uid: int
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class FrontEndUsed(Transition):
-    """A person changed something through the public directory; the next hand-over puts it right. ``refused``: wanted
-    to, and the gate did not let the command through."""
+class FrontEndUsed(Transition, kind="front_end", frequent=True):
+    """A user sent a command through the public directory. The next hand-over sets the limits again. ``refused``: the
+    gate did not pass the command on."""
 
-    kind = "front_end"
+    template = "{uid:user} (process {pid}) {refused:was not allowed to tell|told} the control daemon: {command}"
     pid: int
     uid: int
     command: str
     refused: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseGiven(Transition):
-    """A job has a share of its own; ``until`` in seconds since the epoch. ``uid``, ``cgroup``, ``pid``: whose it is;
-    ``job``: what the batch system calls it."""
+class LeaseGiven(Transition, kind="lease.given"):
+    """A job has its own share. ``until`` in seconds since the epoch. ``uid``, ``cgroup``, ``pid``: the processes that
+    have the share. ``job``: its name in the batch system."""
 
-    kind = "lease.given"
     number: int
     by: int
     until: float
@@ -309,51 +353,44 @@ class LeaseGiven(Transition):
     pid: int | None = None
     job: str | None = None
 
+    @classmethod
+    def sentence(cls, words: Words) -> str:
+        job = "a job" if words.get("job") is None else words("job {job}")
+        return words("{by:user} gave ") + job + words(" a share of its own (lease {number})")
 
-@dataclass(frozen=True, slots=True)
-class LeaseEnded(Transition):
-    """``by`` None: its time was over."""
 
-    kind = "lease.ended"
+class LeaseEnded(Transition, kind="lease.ended"):
+    """``by`` None: the lease has expired."""
+
     number: int
     by: int | None
     job: str | None = None
 
+    @classmethod
+    def sentence(cls, words: Words) -> str:
+        if words.get("by") is None:
+            return words("lease {number}[ of job {job}] is over")
+        return words("{by:user} ended lease {number}[ of job {job}]")
 
-@dataclass(frozen=True, slots=True)
-class HandshakeUnknown(Transition):
-    kind = "gate.handshake_unknown"
+
+class HandshakeUnknown(Transition, kind="gate.handshake_unknown"):
+    template = "the control daemon's greeting is not known ({greeting}): clients are passed on unchanged"
     greeting: str
 
 
-@dataclass(frozen=True, slots=True)
-class LineUnknown(Transition):
-    kind = "log.unknown"
+class LineUnknown(Transition, kind="log.unknown"):
+    template = "mpsagent does not know a line of {source}.log: {text}"
     source: str
     text: str
 
 
-START_AND_EXIT = frozenset(
-    one.kind
-    for one in (
-        ClientWaiting,
-        ClientHeld,
-        ClientLeft,
-        ClientConnected,
-        ClientEnded,
-        ClientUsed,
-        ClientRefused,
-        TurnBegan,
-        TurnEnded,
-        FrontEndUsed,
-    )
-)
+START_AND_EXIT = frozenset(one.kind for one in Transition.__subclasses__() if one.frequent)
 """Kinds of records that a user causes without a bound, by programs that start and exit. The session of each program and
 turn keeps what they say."""
 
 
 def transition_fields(one: Transition) -> dict[str, object]:
-    """Its fields but ``at``, ready for JSON."""
+    """Return the event's own fields, ready for JSON."""
     found: dict[str, object] = {}
     for each in fields(one):
         value = getattr(one, each.name)

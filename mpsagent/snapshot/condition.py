@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mpsagent.core.sentences import Names, named
+from mpsagent.core.words import Names, named
 
 
 @dataclass(frozen=True, slots=True)

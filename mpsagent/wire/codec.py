@@ -17,7 +17,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from mpsagent.mps.limits import Limits, Total
-from mpsagent.wire.value import Value
+from mpsagent.wire.value import OfKind
 
 LONGEST_PACKET, LONGEST_CONTENT = 128 * 1024, 1024 * 1024
 """Bytes, as sent and as read. A packet still fits into a socket's default send buffer; a table for 128 users, as many
@@ -28,7 +28,7 @@ MOST_INSTANCES = 256
 MOST_ENTRIES = 4096
 """Users, or processes, in a table."""
 
-M = typing.TypeVar("M", bound=Value)
+M = typing.TypeVar("M", bound=OfKind)
 Read = Callable[[Any, str], Any]
 """Takes a value of a field of this name. Raises LinkError."""
 
@@ -37,7 +37,7 @@ class LinkError(ValueError):
     """A packet that is not one of the messages that are expected."""
 
 
-def encode(message: Value) -> bytes:
+def encode(message: OfKind) -> bytes:
     """One packet. Texts are cut to ``LONGEST_TEXT``. Raises LinkError when the packet would be too long."""
     content = {"kind": message.kind, **{name: _plain(value) for name, value in vars(message).items()}}
     data = json.dumps(content, separators=(",", ":")).encode()

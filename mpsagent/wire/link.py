@@ -12,17 +12,17 @@ from typing import Literal
 
 from mpsagent.mps.limits import Limits, Total
 from mpsagent.wire.codec import decoder
-from mpsagent.wire.value import Value
+from mpsagent.wire.value import OfKind, Value
 
 VERSION = 11
 """Another one for each change of what is said here: a peer passes over what it does not know, and would do half."""
 
 
-class FromGate(Value):
+class FromGate(OfKind):
     """A message of the gate to the agent."""
 
 
-class FromAgent(Value):
+class FromAgent(OfKind):
     """A message of the agent to the gate."""
 
 

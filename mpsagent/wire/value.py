@@ -8,13 +8,17 @@ from typing import ClassVar, dataclass_transform
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Value:
-    """A frozen value. A subclass is a dataclass without a decorator: ``class Left(FromGate, kind="left")``.
+    """A frozen value. A subclass is a dataclass without a decorator."""
 
-    ``kind``: its name in packets and in the event stream.
-    """
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
+
+
+class OfKind(Value):
+    """A value with the name of its kind in packets or in the event stream: ``class Left(FromGate, kind="left")``."""
 
     kind: ClassVar[str] = ""
 
     def __init_subclass__(cls, kind: str = "") -> None:
-        cls.kind = kind or cls.kind
-        dataclass(frozen=True)(cls)
+        super().__init_subclass__()
+        cls.kind = kind
