@@ -19,12 +19,13 @@ from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.conditions import some
 from mpsagent.core.model import State
 from mpsagent.core.outside import Facts, Outsider, Sighting, ended, may_have_passed, next_step, outside, reason
+from mpsagent.linux import proc
 from mpsagent.linux.processes import Process, parent
 from mpsagent.linux.threads import in_thread
 from mpsagent.mps.gpus import ComputeProcess
 from mpsagent.mps.limits import Device
 from mpsagent.system import outsider
-from mpsagent.system.control import SERVER
+from mpsagent.system.control import PROGRAM, SERVER
 from mpsagent.system.names import Names
 
 EVERY = 60.0
@@ -154,11 +155,9 @@ class Bypass:
                 continue
             others = one.pid in self._held or not (is_server(one.pid) or parent(one.pid) in daemons)
             if others and not (one.mps and self._passed(process)):
-                found.append(
-                    Sighting(
-                        one.pid, process.started, process.uid, one.device, one.memory, mps=one.mps, display=one.display
-                    )
-                )
+                mps = one.mps or is_server_of_user(one.pid)  # its end would hurt its clients
+                seen = Sighting(one.pid, process.started, process.uid, one.device, one.memory, mps, one.display)
+                found.append(seen)
             if one.pid not in self._held:
                 process.close()
         return found
@@ -219,11 +218,22 @@ def advice(pipe_directory: str) -> str:
 
 
 def is_server(pid: int) -> bool:
-    """Return whether a process runs MPS's server: by its file, which has to be root's, not by the name it gives
-    itself."""
+    """Return whether a process is a server of root's control daemon, which may have gone: it runs MPS's server with
+    root's group alone (recording 08, G1), which no user gets. A user can run the file with other code in it."""
+    return set(proc.ids(pid, b"Gid:")) == {os.getegid()} and _runs(pid, SERVER)
+
+
+def is_server_of_user(pid: int) -> bool:
+    """Return whether a process is a server of a user's own control daemon. It is outside MPS, and its clients, too."""
+    daemon = parent(pid)
+    return _runs(pid, SERVER) and daemon is not None and _runs(daemon, PROGRAM)
+
+
+def _runs(pid: int, name: str) -> bool:
+    """Return whether a process runs a file of root's with this name."""
     try:
         program = Path(f"/proc/{pid}/exe")
-        return program.readlink().name.removesuffix(" (deleted)") == SERVER and program.stat().st_uid == 0
+        return program.readlink().name.removesuffix(" (deleted)") == name and program.stat().st_uid == 0
     except OSError:
         return False
 

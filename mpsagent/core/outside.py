@@ -58,13 +58,12 @@ class Outsider(NamedTuple):
 def outside(
     listed: Iterable[Sighting], ours: Collection[str], inside: Mapping[int, int | None]
 ) -> tuple[Sighting, ...]:
-    """Return the processes on our devices that are not ``inside``: by pid, with the start time if known. A process that
-    draws on the screen is left out, and so is a client of MPS without memory: NVML lists it on every GPU until it has a
-    context on one."""
+    """Return the processes on our devices that are not ``inside``: by pid, with the start time if known. A client of
+    MPS without memory is left out: NVML lists it on every GPU until it has a context on one."""
     found: dict[int, Sighting] = {}
     for one in listed:
         passed = one.pid in inside and inside[one.pid] in (None, one.start)
-        if one.device in ours and not passed and not one.display and not (one.mps and one.memory == 0):
+        if one.device in ours and not passed and not (one.mps and one.memory == 0):
             found.setdefault(one.pid, one)
     return tuple(found.values())
 
@@ -102,6 +101,8 @@ def spared(one: Sighting, policy: Policy, who: Identity | None) -> str | None:
     known yet."""
     if one.uid == 0:
         return "it is a process of root"
+    if one.display:
+        return "it draws on a screen as well"
     if one.mps:
         return "another control daemon serves it, whose other clients its end would hurt"
     if policy.bypass_exempt and who is None:

@@ -5,32 +5,61 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from mpsagent.agent.bypass import is_server, mode_trouble
+from mpsagent.agent.bypass import is_server, is_server_of_user, mode_trouble
+from mpsagent.system.control import PROGRAM, SERVER
 from tests.agent.stage import A, B, C, Stage, alive
 from tests.agent.test_facts import forget, stop_both
+from tests.waiting import until
 
 OURS = ["GPU-1"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a file of another user")
-def test_a_server_is_known_by_its_file_and_not_by_its_name(tmp_path: Path) -> None:
-    """NVML lists servers too. A user's program is none, whatever it calls itself."""
-    program = tmp_path / "nvidia-cuda-mps-server"
-    program.write_bytes(Path("/bin/sleep").read_bytes())
-    program.chmod(0o755)
-    for owner, expected in ((0, True), (65534, False)):
-        os.chown(program, owner, owner)
-        with subprocess.Popen([program, "60"]) as process:
-            assert is_server(process.pid) == expected
-            process.kill()
-    with subprocess.Popen(["nvidia-cuda-mps-server", "60"], executable="/bin/sleep") as process:
-        assert not is_server(process.pid)
+@pytest.fixture
+def server() -> Iterator[Path]:
+    """Root's file with the name of MPS's server, which every user may run, with code of the user's own in it."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        program = Path(directory, SERVER)
+        program.write_bytes(Path("/bin/sleep").read_bytes())
+        program.chmod(0o755)
+        yield program
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a process of another user")
+@pytest.mark.parametrize(("uid", "gid", "expected"), [(0, 0, True), (B, 0, True), (B, B, False)])
+def test_a_server_is_known_by_roots_group_and_not_by_its_files_name(
+    server: Path, uid: int, gid: int, expected: bool
+) -> None:
+    """LD_PRELOAD=x.so nvidia-cuda-mps-server: neither on record nor ended, while a plain outsider was."""
+    with subprocess.Popen([server, "60"], user=uid, group=gid, extra_groups=[]) as process:
+        assert is_server(process.pid) == expected
+        assert not is_server_of_user(process.pid), "its parent is no control daemon"
         process.kill()
+    with subprocess.Popen([SERVER, "60"], executable="/bin/sleep") as process:
+        assert not is_server(process.pid), "its file is another one"
+        process.kill()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a process of another user")
+def test_a_server_of_a_users_own_daemon_is_reported_and_not_ended(server: Path) -> None:
+    """Its end would hurt that daemon's other clients."""
+    daemon = server.with_name(PROGRAM)
+    daemon.write_bytes(Path("/bin/bash").read_bytes())
+    daemon.chmod(0o755)
+    words = [daemon, "-c", f"{server} 600 & echo $!; wait"]
+    with subprocess.Popen(words, user=B, group=B, extra_groups=[], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        until(lambda: is_server_of_user(pid))
+        assert not is_server(pid)
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_only_our_gpus_mode_counts_and_only_if_the_policy_says_one() -> None:

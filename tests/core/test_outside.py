@@ -19,9 +19,16 @@ def test_who_passed_the_gate_is_inside_and_one_with_the_same_number_later_is_not
     assert outside([ONE], ["GPU-1"], {100: None}) == (), "a server, or one in its log: its start is not known"
 
 
-def test_other_gpus_and_what_draws_on_the_screen_are_none_of_ours() -> None:
+def test_other_gpus_are_none_of_ours() -> None:
     assert outside([ONE], ["GPU-2"], {}) == ()
-    assert outside([ONE._replace(display=True)], ["GPU-1"], {}) == ()
+
+
+def test_a_process_that_also_draws_is_reported_and_never_ended() -> None:
+    """A graphics context in the same process hid it: it was in no record and not in `status`."""
+    drawing = ONE._replace(display=True)
+    assert outside([drawing], ["GPU-1"], {}) == (drawing,)
+    policy = Policy(bypass="terminate")
+    assert ended(FOUND._replace(seen=drawing), policy, Identity(1001, "bob"), 999.0) == (None, None)
 
 
 def test_a_process_on_several_gpus_is_one() -> None:
