@@ -185,6 +185,7 @@ class User(TypedDict):
     processes: int
     memory: int | None
     paused: Time | None
+    instance: NotRequired[str]
 
 
 class UserDaemon(TypedDict):
@@ -251,6 +252,7 @@ class Outside(TypedDict):
     since: Time
     why: str
     ends: Time | None
+    instance: NotRequired[str]
 
 
 class Device(TypedDict):
@@ -275,6 +277,7 @@ class Device(TypedDict):
     xids_seen: int
     problem: str | None
     seen: Time | None
+    instance: NotRequired[str]
 
 
 class Condition(TypedDict):

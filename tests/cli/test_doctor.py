@@ -82,3 +82,39 @@ def test_a_process_that_cannot_be_read_is_named_as_what_keeps_the_look_waiting(
         threading.Thread(target=lambda: ended.put(list(doctor._findings(str(served.path), seen))), daemon=True).start()
         found = ended.get(timeout=60)
     assert [one.topic for one in found if "could not be looked at within" in one.what] == ["processes"]
+
+
+@pytest.mark.parametrize(("grades", "strict", "status"), [
+    (["ok", "note"], True, 0), (["ok", "warning"], False, 0), (["ok", "warning"], True, 1), (["problem"], False, 1),
+])  # fmt: skip
+def test_a_problem_fails_and_with_strict_a_warning(
+    served: Served, monkeypatch: pytest.MonkeyPatch, grades: list[str], strict: bool, status: int
+) -> None:
+    monkeypatch.setattr(doctor, "_findings", lambda _path, _seen: [doctor.Finding(one, "topic", one) for one in grades])
+    assert doctor.doctor(str(served.path), False, strict) == status
+    assert doctor.doctor(str(served.path) + "-none", False, strict) == 3
+
+
+def test_a_check_that_fails_is_a_finding_and_keeps_no_other_from_being_made(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> list[doctor.Finding]:
+        raise PermissionError(13, "Permission denied", "/x")
+
+    monkeypatch.setattr(doctor.checkup, "log_rotation", fails)
+    found = list(doctor._findings(str(served.path), doctor._ask(str(served.path))))
+    assert [one.grade for one in found if "/x" in one.what] == ["warning"]
+    assert found[-1].topic == "doctor" or os.geteuid() == 0
+    assert {"mpsagent", "programs", "driver"} <= {one.topic for one in found}
+
+
+def test_findings_of_the_agent_and_of_the_machine_are_shown_once(
+    served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    twice = [
+        doctor.Finding("problem", "one", "the same for user 0"),
+        doctor.Finding("note", "two", "the same for root"),
+    ]
+    monkeypatch.setattr(doctor, "_findings", lambda _path, _seen: twice)
+    doctor.doctor(str(served.path), True, False)
+    assert [one["topic"] for one in json.loads(capsys.readouterr().out)["findings"]] == ["one"]

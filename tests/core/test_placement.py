@@ -88,3 +88,8 @@ def test_nobody_waits_for_an_exclusive_gpu_while_others_are_shared(how: Placemen
     assert free(BOB, mixed, how) is None
     taken = [mixed[0], replace(mixed[1], there=frozenset({7}))]
     assert place(BOB, taken, "least-loaded") == "a"
+
+
+def test_an_idle_exclusive_gpu_counts_as_any_other_idle_gpu() -> None:
+    """A user waits there only if another user has it."""
+    assert place(BOB, [Place("a", exclusive="a"), Place("b")], "least-loaded") == "a"

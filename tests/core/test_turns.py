@@ -149,7 +149,7 @@ def test_the_gap_is_told(shared: bool) -> None:
     assert isinstance(second, tr.TurnBegan)
     assert first.gap is None
     assert second.gap is not None
-    assert 0 <= second.gap < 0.5
+    assert (0 if shared else 0.001) <= second.gap < 0.5, "a server for each turn has to exit first"
 
 
 def test_turns_do_not_overlap_in_the_record() -> None:

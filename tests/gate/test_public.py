@@ -12,9 +12,10 @@ from typing import cast
 
 import pytest
 
-from mpsagent.gate.connection import Connection
-from mpsagent.gate.public import PublicSockets
-from mpsagent.gate.store import Store
+from mpsagent.gate.connection import Connection, restored
+from mpsagent.gate.public import UNSURE, PublicSockets
+from mpsagent.gate.store import ConnectionName, Store
+from mpsagent.linux import proc
 from mpsagent.mps.rendezvous import CREDENTIALS, HELLO, Kind, kind_bytes
 
 
@@ -64,3 +65,34 @@ def test_a_client_that_needs_minutes_to_say_what_it_is_is_held(tmp_path: Path, s
         listener.close()
     assert [one.peer.pid for one in held] == [os.getpid()]
     held[0].sock.close()
+
+
+def test_a_connection_of_an_earlier_gate_is_greeted_if_it_was_not_and_leaves_the_store(tmp_path: Path) -> None:
+    """The earlier gate died between its accept and its greeting. A client that is not greeted runs outside MPS."""
+
+    class Kept(NoStore):
+        dropped: list[ConnectionName] = []  # noqa: RUF012
+
+        def drop(self, name: ConnectionName) -> None:
+            self.dropped.append(name)
+
+    with closing(Loop()) as loop, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+        store = Kept()
+        public = PublicSockets(
+            loop, cast("Store", store), lambda _: pytest.fail("it is not known yet"),
+            lambda _: pytest.fail("it is no front-end"), lambda _: False, lambda _, why: pytest.fail(why),
+        )  # fmt: skip
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(str(tmp_path / "control"))
+            listener.listen()
+            client.connect(str(tmp_path / "control"))
+            taken = listener.accept()[0]
+        connection = restored(taken, ConnectionName(1, proc.start_time(os.getpid())))
+        assert connection is not None
+        client.setblocking(False)
+        public.restore(connection)
+        loop.later(UNSURE)
+        assert client.recv(64) == HELLO
+        client.close()
+        loop.later(0)
+        assert store.dropped == [connection.name]

@@ -5,10 +5,13 @@ What changes on purpose is changed there in the same commit, with the reason: `m
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
+from mpsagent.api import shapes
 from mpsagent.api.received import there_now
 from tests.net.machine import seen, words_of_metrics
 from tests.net.states import STATES, WIRED, idle
@@ -58,3 +61,21 @@ def test_what_is_open_on_record_is_there(name: str) -> None:
     machine, _ = STATES[name]()
     if all(one.view.synced and one.view.user is None for one in machine.page.instances):
         assert set(machine.history.sessions.open) <= there_now(machine.page)
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_every_page_has_its_shape(name: str) -> None:
+    """The OpenAPI document is made of the shapes: no page has a key without one, or lacks a key."""
+    machine, _ = STATES[name]()
+    backend = machine.backend
+    events = [backend.event(row) for row in machine.history.rows]
+    for shape, page in (
+        (shapes.Status, backend.status()),
+        (shapes.Servers, {"servers": list(backend.servers())}),
+        (shapes.Clients, {"clients": list(backend.clients())}),
+        (shapes.Queue, {"queue": list(backend.queue())}),
+        (shapes.Leases, {"leases": list(backend.leases())}),
+        (shapes.Events, {"events": events, "cursor": machine.history.last}),
+    ):
+        body = json.loads(json.dumps(page))
+        assert TypeAdapter(shape).validate_python(body) == body
