@@ -9,7 +9,7 @@ from datetime import UTC
 from benchmarks.figure import Figure
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
-from mpsagent.core.engine import Core
+from mpsagent.core.coordinator import Core
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Device
 from mpsagent.mps.loglines import LogParser, Source

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
-from mpsagent.core.engine import Core
+from mpsagent.core.coordinator import Core
 from mpsagent.core.sessions import Session, Sessions
 from mpsagent.core.transitions import Transition, transition_fields
 from mpsagent.gate.queue import Held, KnownProcess, Queue
@@ -160,9 +160,8 @@ class _Trial:
     def _settle(self, told: list[_Event]) -> None:
         """Decide upon what this moment brought, do it, and look again at what follows."""
         for _ in range(_MOST_ROUNDS):
-            rules, daemons = self._core.memories, self._core.memories.lanes[None]
-            daemons = replace(daemons, hangs=replace(daemons.hangs, queried_at=float("inf")))  # nothing hangs
-            self._core.memories = replace(rules, lanes={None: daemons})
+            daemon = self._core.engines[None]
+            daemon.remember("hangs", replace(daemon.memories.hangs, queried_at=float("inf")))  # nothing hangs
             step = self._core.receive_all(told, self._now)
             for _, mistake in step.mistakes:
                 raise mistake

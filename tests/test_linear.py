@@ -16,7 +16,7 @@ import pytest
 
 from mpsagent.core import caps
 from mpsagent.core import inputs as inp
-from mpsagent.core.engine import Core
+from mpsagent.core.coordinator import Core
 from mpsagent.core.waiting import waiting
 from mpsagent.mps.limits import Device, Limits
 from mpsagent.mps.loglines import LogParser

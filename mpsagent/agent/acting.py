@@ -203,7 +203,7 @@ class Acting:
         clients have ended or after ``timeout`` seconds (None: the policy's ``sigkill_delay``). All, or none: in a drain
         nothing is started, and who works would lose it for nothing."""
         now = self._clock.now()
-        drains = [lane.drain for one in self._those(instance) for lane in one.state.lanes.values()]
+        drains = [each.state.drain for one in self._those(instance) for each in one.core.engines.values()]
         if any(drain is not None and not drain.restart for drain in drains):
             hint = "run mpsagent-cli resume first; drain --timeout 0s terminates clients that still work"
             raise Problem(409, "no control daemon is started in a drain", "drain", hint)
@@ -212,10 +212,10 @@ class Acting:
             if dry_run:
                 return
             one.record("control.restart_ordered", now, by=by, timeout=timeout)
-            alive = [key for key in one.state.lanes if timeout is not None and one.core.view(key).control_alive]
+            alive = [key for key in one.core.engines if timeout is not None and one.core.view(key).control_alive]
             if timeout is not None and alive:
                 _drain(one, now, now + timeout, by, restart=True)
-            one.take([inp.Of(key, inp.RestartOrdered(now, by)) for key in one.state.lanes if key not in alive])
+            one.take([inp.Of(key, inp.RestartOrdered(now, by)) for key in one.core.engines if key not in alive])
 
         found = await self._each(instance, order)
         return {"restarting": not dry_run, **found}
@@ -355,7 +355,8 @@ def _end(agent: Agent, clients: Sequence[Client], *, at_once: bool, by: int) -> 
 
 def _drain(agent: Agent, now: float, until: float | None, by: int, *, restart: bool) -> None:
     agent.take([inp.DrainOrdered(now, now, until, restart, by)])
-    since = min((one.drain.since for one in agent.state.lanes.values() if one.drain is not None), default=now)
+    drains = (one.state.drain for one in agent.core.engines.values())
+    since = min((drain.since for drain in drains if drain is not None), default=now)
     agent.store.put("drain", {"since": since, "until": until, "restart": restart, "by": by})
 
 

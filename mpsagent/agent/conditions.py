@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mpsagent.core import pause_room, quitting
-from mpsagent.core.engine import Core
+from mpsagent.core.coordinator import Core
 from mpsagent.core.model import Key, Status
 from mpsagent.core.view import View
 from mpsagent.mps.units import duration_text
@@ -91,10 +91,10 @@ def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
 
 def note_lane(conditions: Conditions, core: Core, lane: Key, now: float) -> None:
     """Note the health of one control daemon from the engine's state."""
-    view, memories = core.view(lane), core.memories.lanes[lane]
+    view, memories = core.view(lane), core.engines[lane].memories
     state = view.state
     pid = "" if state.control is None else f" (pid {state.control.pid})"
-    silent = f"the control daemon{pid} does not answer" if state.lane.silent_since is not None else None
+    silent = f"the control daemon{pid} does not answer" if state.silent_since is not None else None
     what_then = "mpsagent resumes or kills it after timeouts.control_daemon; no action needed"
     if not state.policy.enforce:
         what_then = 'hangs are only reported (mode = "report"); mpsagent-cli restart-mps'
@@ -109,7 +109,7 @@ def note_lane(conditions: Conditions, core: Core, lane: Key, now: float) -> None
         "mpsagent-cli restart-mps tries now"
     )
     conditions.set("control daemon failed", failed, now, do)
-    failure = state.lane.start_failure
+    failure = state.start_failure
     starting = None
     if failure is not None and failure.count and not view.elsewhere:
         said = failure.reason or "no reason given"
@@ -137,12 +137,12 @@ def note_lane(conditions: Conditions, core: Core, lane: Key, now: float) -> None
     conditions.set("kept open", what, now, do)
     do = "end those processes" if state.policy.enforce else "hangs are only reported (mode = 'report'); end them"
     conditions.set("fault", _lasting_fault(view, now), now, f"{do}: until then all clients of that server are held")
-    gate, of_gate = state.gate, state.lane
+    gate = state.gate
     do = "make room there; a gate that starts now without the agent holds all clients"
-    conditions.set("gate's table", of_gate.unkept or None if gate else None, now, do)
+    conditions.set("gate's table", state.unkept or None if gate else None, now, do)
     what = "this driver's MPS protocol is not known"
     do = "use driver 470 to 580; until then all users run with the fallback limits, without turns"
-    conditions.set("handshake", what if gate and of_gate.known_handshake is False else None, now, do)
+    conditions.set("handshake", what if gate and state.known_handshake is False else None, now, do)
     do = "see mpsagent-cli queue; if it lasts: mpsagent-cli restart-mps, and report it with mpsagent-cli doctor --json"
     conditions.set("waiting", _too_long(view, core.memories.turns.left, now), now, do)
     for topic, what in (*_gate(view), *_limits(view)):

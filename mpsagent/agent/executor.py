@@ -167,13 +167,13 @@ class Executor:
         return reply
 
     def _silence(self, at: float, silent: bool) -> None:
-        if silent or self._state().lane.silent_since is not None:
+        if silent or self._state().silent_since is not None:
             self._tell([inp.DaemonSilent(at, silent)])
 
     def heard(self, at: float) -> None:
         """The control daemon has written to its log: it is not silent. A name in it can forge a line's time."""
         self._heard = min(at, self._clock.now())
-        since = self._state().lane.silent_since
+        since = self._state().silent_since
         if since is not None and at > since:
             self._silence(at, False)
 

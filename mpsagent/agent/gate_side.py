@@ -12,7 +12,7 @@ from mpsagent.agent.clients import Clients
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.people import People
 from mpsagent.core import inputs as inp
-from mpsagent.core.engine import Core
+from mpsagent.core.coordinator import Core
 from mpsagent.core.model import Key
 from mpsagent.core.transitions import ClientHeld, ClientWaiting
 from mpsagent.linux.proc import command
@@ -21,7 +21,7 @@ from mpsagent.system.store import Part, Store
 from mpsagent.wire import link
 
 _KEPT: tuple[tuple[str, Callable[[Core], object], Callable[[Core], object]], ...] = (
-    ("ending", lambda core: core.memories.lanes, saved.ending_rows),
+    ("ending", lambda core: [one.memories.ladder for one in core.engines.values()], saved.ending_rows),
     ("turn", lambda core: core.memories.turns, saved.turn_row),
     ("served", lambda core: core.memories.turns, saved.served_rows),
     ("suspended", lambda core: core.memories.turns, saved.suspended_rows),
@@ -93,7 +93,7 @@ class GateSide:
             return
         core = self._core
         for name, source, rows in _KEPT:
-            if self._kept.get(name) is not source(core):  # hundreds of leases rarely change
+            if self._kept.get(name) != source(core):  # hundreds of leases rarely change
                 self._store.put(name, rows(core))
                 self._kept[name] = source(core)
         if self._kept.get(saved.RELEASED) is not core.state.clients:

@@ -32,7 +32,7 @@ from mpsagent.agent.showing import Showing
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import use
-from mpsagent.core.engine import Core, Step
+from mpsagent.core.coordinator import Core, Step
 from mpsagent.core.model import SEEN_EVERY, Key, State
 from mpsagent.core.transitions import (
     ClientConnected,
@@ -340,7 +340,7 @@ class Agent(Recorder):
 
     def _forget_drain(self) -> None:
         """Forget a drain for a restart: it ends with the control daemon."""
-        if self.store.get("drain") is not None and all(one.drain is None for one in self.state.lanes.values()):
+        if self.store.get("drain") is not None and all(one.state.drain is None for one in self.core.engines.values()):
             self.store.put("drain", None)
 
     async def _tick(self) -> None:
@@ -378,7 +378,7 @@ class Agent(Recorder):
 
     def _meet(self, *, only_new: bool = False) -> None:
         """Ask for the names of the present users. New answers about the others are taken in each second."""
-        owners = [*self.state.lanes, *(one.uid for one in self.state.servers.values())]
+        owners = [*self.core.engines, *(one.uid for one in self.state.servers.values())]
         # the names of the first users are asked for first
         uids = dict.fromkeys((*self.state.held.users(), *self.state.users(), *filter(None, owners)))
         known = self.people.known
@@ -486,7 +486,7 @@ class Agent(Recorder):
         note_conditions(self.conditions, self.core, now)
         for key, lane in self.lanes.items():
             lane.note_conditions()
-            if key is not None and key in self.state.lanes:
+            if key is not None and key in self.core.engines:
                 note_lane(lane.conditions, self.core, key, now)
         self.conditions.set("store", self.store.problem, now, "a drain and who is being ended do not outlive the agent")
 

@@ -20,7 +20,7 @@ from mpsagent.agent.journaling import log
 from mpsagent.agent.log_side import LogSide
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
-from mpsagent.core.engine import Core
+from mpsagent.core.coordinator import Core
 from mpsagent.core.model import Key, State
 from mpsagent.linux import lock
 from mpsagent.mps.events import Line
@@ -87,8 +87,8 @@ class Lane:
 
     def state(self) -> State:
         """What the engine knows of it."""
-        state = self._core.state
-        return self._core.view(self.key).state if self.key in state.lanes else State(state.policy)
+        engine = self._core.engines.get(self.key)
+        return State(self._core.state.policy) if engine is None else engine.state
 
     @property
     def inside(self) -> Inside:
@@ -213,7 +213,7 @@ class Lane:
 
     def look(self) -> None:
         self.logs.look(self.up_since)
-        if self.state().lane.silent_since is not None and not self.executor.busy:
+        if self.state().silent_since is not None and not self.executor.busy:
             self.spawn(self.executor.listen())
         found = None if self.supervisor.running is None else directories.hidden_trouble(self.where)
         what, do = found if found is not None and found == self._trouble else (None, "")  # twice: it may be ending
@@ -223,7 +223,7 @@ class Lane:
 
     def note_conditions(self) -> None:
         now, executor = self._clock.now(), self.executor
-        wanted = self.key not in self._core.state.lanes or self._core.view(self.key).wanted
+        wanted = self.key not in self._core.engines or self._core.view(self.key).wanted
         used = wanted or self.supervisor.running is not None
         what = executor.front_end_problem if used else None
         self.conditions.set("front-end", what, now, "is the NVIDIA driver installed?")

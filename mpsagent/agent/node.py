@@ -418,11 +418,11 @@ class Node(Recorder):
 
     def _instances_shown(self) -> list[Instance]:
         """Each instance, and then each user's lane."""
-        users = [(agent, key) for agent in self.agents for key in agent.state.lanes if key is not None]
+        users = [(agent, key) for agent in self.agents for key in agent.core.engines if key is not None]
         return [self._shown(agent, key) for agent, key in (*((agent, None) for agent in self.agents), *users)]
 
     def _shown(self, agent: Agent, key: Key) -> Instance:
-        view, limits = agent.core.view(key), agent.core.memories.lanes[key].limits
+        view, limits = agent.core.view(key), agent.core.engines[key].memories.limits
         memory = agent.observer.memory()
         return Instance(
             view.name, replace(view, remembered={}),
@@ -442,7 +442,7 @@ class Node(Recorder):
     def opened(self) -> bool:
         """Who comes now is served or held at every instance, but where only a person can help."""
         return all(
-            self._hopeless(one) or all(self._serves(one.core.view(key)) for key in one.state.lanes)
+            self._hopeless(one) or all(self._serves(one.core.view(key)) for key in one.core.engines)
             for one in self.agents
         )
 

@@ -14,7 +14,7 @@ from mpsagent.agent.gpus import Gpus, known
 from mpsagent.agent.lifted_limits import Lifted
 from mpsagent.agent.recorder import Recorder
 from mpsagent.core import inputs as inp
-from mpsagent.core.engine import Core
+from mpsagent.core.coordinator import Core
 from mpsagent.linux.processes import stopped
 from mpsagent.mps.gpus import ComputeProcess
 from mpsagent.system import devices as gpus
@@ -98,7 +98,8 @@ class Observer:
     def processes(self, now: float) -> inp.ProcessesSeen:
         """Who is stopped, and whose client computes nothing."""
         state = self._core.state
-        pids = [*state.servers, *(lane.control.pid for lane in state.lanes.values() if lane.control is not None)]
+        controls = (one.state.control for one in self._core.engines.values())
+        pids = [*state.servers, *(control.pid for control in controls if control is not None)]
         pids += [] if state.gate is None else [state.gate.pid]
         pids += [held.peer.pid for held in state.held.values() if held.handing is not None]
         found = frozenset(pid for pid in pids if stopped(pid)) | self._clients.stopped()

@@ -14,7 +14,7 @@ from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from mpsagent.core import inputs as inp
-from mpsagent.core.engine import Core
+from mpsagent.core.coordinator import Core
 from mpsagent.core.ladder import begun
 from mpsagent.core.model import Client, Outcome
 from mpsagent.core.turn_memory import Memory
@@ -73,7 +73,7 @@ def _moved(value: Any, by: float) -> Any:
 
 def ending_rows(core: Core) -> list[list[Any]]:
     """Return the clients that are being ended, so that the next agent continues and asks MPS nothing twice."""
-    return [list(one) for lane in core.memories.lanes.values() for one in begun(lane.ladder)]
+    return [list(one) for engine in core.engines.values() for one in begun(engine.memories.ladder)]
 
 
 def turn_row(core: Core) -> list[Any] | None:

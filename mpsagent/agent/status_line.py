@@ -11,7 +11,7 @@ from mpsagent.snapshot.condition import Condition, problems
 
 def one_line(agents: Sequence[Agent], conditions: Sequence[Condition], names: Names) -> str:
     found = problems(conditions)
-    alone = len(agents) == len(agents[0].state.lanes) == 1
+    alone = len(agents) == len(agents[0].core.engines) == 1
     text = _of_one(agents[0]) if alone else _of_several(agents)
     return f"{found[0].text(names)} ({_many(len(found), 'problem')}); {text}" if found else text
 
@@ -19,7 +19,7 @@ def one_line(agents: Sequence[Agent], conditions: Sequence[Condition], names: Na
 def _of_several(agents: Sequence[Agent]) -> str:
     clients = sum(len(agent.state.clients) for agent in agents)
     waiting = sum(len(agent.core.view(None).waiting()) for agent in agents)
-    apart = sum(len(agent.state.lanes) - 1 for agent in agents)
+    apart = sum(len(agent.core.engines) - 1 for agent in agents)
     text = f"{len(agents)} instances, " if len(agents) > 1 else ""
     text += f"{_many(apart, 'user')} with a control daemon, " if apart else ""
     return text + f"{_many(clients, 'client')}, {_many(waiting, 'user')} {'waits' if waiting == 1 else 'wait'}"

@@ -358,7 +358,7 @@ def _gate(views: Sequence[View]) -> Json:
     known, sent = views[0].state.gate, [view.sent[1] for view in views if view.sent is not None]
     return row(
         shapes.Gate, known, connected=known is not None, synced=known is not None and known.synced,
-        handshake=known and views[0].state.lane.known_handshake, open=any(table.open for table in sent),
+        handshake=known and views[0].state.known_handshake, open=any(table.open for table in sent),
         admitted=[uid for table in sent for uid in table.users], in_force=all(view.settled for view in views),
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice, zip_longest
 
 from mpsagent.core import actions as act
-from mpsagent.core import lanes, memory_use
+from mpsagent.core import memory_use, own_daemons
 from mpsagent.core.inputs import Peer
 from mpsagent.core.lines import line
 from mpsagent.core.model import Drain, Held, Status
@@ -82,7 +82,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         todo.append(act.TellGate(message=replace(wanted, number=number), reason=reason, rule=RULE))
     memory, turned_away = _refusals(view, memory, now)
     released, leaving, wake = _releases(view, memory.released, now)
-    costs = view.state.lane.held_up
+    costs = view.state.held_up
     fresh = replace(memory, number=number, sent=wanted, released=released, held_up=costs)
     wakes = [at for at in (wake, *(one.until for one in held)) if at is not None and at > now]
     return Decision(fresh, (*todo, *turned_away, *leaving), wake=min(wakes, default=None))
@@ -90,7 +90,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
 
 def _held_up(view: View, told: Mapping[int, float]) -> Iterator[act.Action]:
     """Yield the seconds for which users have held others up, and which the gate has not been told yet."""
-    for uid, seconds in view.state.lane.held_up.items():
+    for uid, seconds in view.state.held_up.items():
         more = seconds - told.get(uid, 0.0)
         if more > 0:
             reason = f"clients of user {uid} have held other users' clients up for {more:.1f} s"
@@ -113,9 +113,9 @@ def holds(view: View, now: float) -> Iterator[Reason]:
     if state.drain is not None:
         yield Reason("drain", _drained(state.drain), known=True)
     if view.elsewhere:
-        yield Reason("daemon", lanes.full(view) or "this user's own control daemon is being started")
+        yield Reason("daemon", own_daemons.full(view) or "this user's own control daemon is being started")
     elif view.leaving:
-        yield Reason("daemon", lanes.full(view) or "", known=True)
+        yield Reason("daemon", own_daemons.full(view) or "", known=True)
     if control is None or not control.proven:
         yield Reason("control", "MPS is starting again; you keep your place")
     elif control.quitting is not None or view.retiring:
@@ -133,7 +133,7 @@ def holds(view: View, now: float) -> Iterator[Reason]:
             what = f"a client of server {one.pid} has died at work, and a fault may follow"
             yield Reason("doubt", what, known=True, until=one.doubt.until)
     if view.pause_until is not None and now < view.pause_until:
-        failure = state.lane.start_failure
+        failure = state.start_failure
         said = f": {failure.reason}" if failure is not None and failure.reason else ""
         yield Reason("starts", f"MPS's servers do not start{said}", until=view.pause_until)
 
@@ -146,7 +146,7 @@ def hold(view: View, uid: int) -> Reason | None:
     if not view.identified(uid):
         return Reason("name", "the name service has not identified this user yet (getent passwd)")
     if view.outgoing and uid not in view.state.users():
-        return Reason("daemon", lanes.full(view) or "this user's own control daemon is being started")
+        return Reason("daemon", own_daemons.full(view) or "this user's own control daemon is being started")
     if not view.ever_fits(uid):
         where = total_places(view.rules(uid))
         return Reason("total", f"no process of this user fits in its total ({where}): run mpsagent-cli policy check")

@@ -39,11 +39,8 @@ def of_lane(one: T, lane: Key) -> T:
 
 
 def put(state: State, server: Server) -> State:
-    """Return the state with this server in its own lane, which need not be the lane that the state is of."""
-    key = next((key for key, lane in state.lanes.items() if server.pid in lane.servers), state.key)
-    lane = state.lanes[key]
-    servers = bounded({**lane.servers, server.pid: server}, _MOST_SERVERS)
-    return replace(state, lanes={**state.lanes, key: replace(lane, servers=servers)})
+    """Return the state with this server."""
+    return replace(state, servers=bounded({**state.servers, server.pid: server}, _MOST_SERVERS))
 
 
 def held_up(state: State, uid: int, seconds: float) -> State:
@@ -51,16 +48,16 @@ def held_up(state: State, uid: int, seconds: float) -> State:
     users = (*(one.uid for one in state.clients.values()), *state.held.users())
     if seconds <= 0 or all(one == uid for one in users):
         return state
-    known = state.lane.held_up
-    return state.changed(held_up=bounded({**without(known, uid), uid: known.get(uid, 0.0) + seconds}, _MOST_HELD_UP))
+    known = state.held_up
+    return replace(state, held_up=bounded({**without(known, uid), uid: known.get(uid, 0.0) + seconds}, _MOST_HELD_UP))
 
 
 def server_ended(state: State, pid: int, at: float, status: int | None, out: Out) -> State:
     """The server is gone; its clients' processes may live on."""
     known = state.servers.get(pid)
-    ended = bounded({**state.lane.ended, pid: at}, _KEPT_ENDED)
+    ended = bounded({**state.ended, pid: at}, _KEPT_ENDED)
     if known is None:
-        return state.changed(ended=ended)
+        return replace(state, ended=ended)
     if known.fault_since is not None:
         out.append(tr.FaultOver(at, pid, max(0.0, at - known.fault_since), False))
     out.append(tr.ServerEnded(at, pid, known.uid, status))
@@ -68,7 +65,7 @@ def server_ended(state: State, pid: int, at: float, status: int | None, out: Out
     for client in state.clients.values():
         if client.detached is None and (client.server == pid or client.pid in known.attached):
             clients[client.pid] = lost(client, at)
-    return replace(state.changed(servers=without(state.servers, pid), ended=ended), clients=clients)
+    return replace(state, servers=without(state.servers, pid), ended=ended, clients=clients)
 
 
 def back(client: Client) -> Client:

@@ -192,10 +192,10 @@ def _suspects(view: View, memory: Memory) -> list[_Suspect]:
             found.append(_Suspect(0, last + policy.hang_control, what, "timeouts.control_daemon", None, said=True))
     elif control is not None and control.pid in memory.stopped:
         since = memory.stopped[control.pid]
-        since = since if view.state.lane.silent_since is None else min(since, view.state.lane.silent_since)
+        since = since if view.state.silent_since is None else min(since, view.state.silent_since)
         what = f"control daemon {control.pid} has been stopped"
         found.append(_Suspect(0, since + policy.hang_control, what, "timeouts.control_daemon", None))
-    elif view.state.lane.silent_since is not None and not busy and not _gate_stands(view):
+    elif view.state.silent_since is not None and not busy and not _gate_stands(view):
         what = "the control daemon does not answer"
         holder = max(state.servers.values(), key=lambda one: one.started, default=None)
         patience = max(policy.hang_control, HANDOVER) if state.held.handing else policy.hang_control
@@ -203,7 +203,7 @@ def _suspects(view: View, memory: Memory) -> list[_Suspect]:
             # After a fault it makes its context anew, as one that starts: 14 s on an H200 (disorder-apart-434.txt).
             patience = max(patience, policy.hang_server)
         killed = None if holder is None else holder.pid
-        found.append(_Suspect(0, view.state.lane.silent_since + patience, what, "timeouts.control_daemon", killed))
+        found.append(_Suspect(0, view.state.silent_since + patience, what, "timeouts.control_daemon", killed))
     return found
 
 
@@ -293,7 +293,7 @@ def _query(view: View, memory: Memory, now: float) -> tuple[Memory, list[act.Act
     if state.control is None or state.control.quitting is not None:
         return memory, [], None
     starts = any(one.status is Status.INITIALIZING for one in state.servers.values())
-    if state.lane.silent_since is not None or starts:
+    if state.silent_since is not None or starts:
         return memory, [], None
     every = max(view.policy.hang_control, 5.0) if state.held else QUERY_EVERY
     due = float("-inf") if memory.queried_at is None else memory.queried_at + every

@@ -8,9 +8,9 @@ hint: nothing that hits a process or moves a turn is done before MPS's own answe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mpsagent.core.inputs import Lifts, Peer, Seen, Worked
 from mpsagent.core.queue import Held as Held
@@ -287,32 +287,6 @@ class Over(NamedTuple):
     now: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """A control daemon with its servers, and its table at the gate. ``applied``: the number of the table in force,
-    ``unkept``: why it is not on disk; ``known_handshake`` None: the gate has not greeted the daemon yet."""
-
-    control: Control | None = None
-    servers: Mapping[int, Server] = field(default_factory=dict)
-    failed_handovers: int = 0
-    """Hand-overs in a row that failed at the control daemon, of all users."""
-    silent_since: float | None = None
-    """When the oldest command was sent that the control daemon has still not answered."""
-    start_failure: StartFailure | None = None
-    listed_at: float | None = None
-    """When ``get_server_list`` was answered last."""
-    drain: Drain | None = None
-    held_up: Mapping[int, float] = field(default_factory=dict)
-    """By user: for how many seconds in sum its clients have held up other users' new clients (bounded)."""
-    applied: int = -1
-    unkept: str = ""
-    known_handshake: bool | None = None
-    left: Mapping[int, tuple[float, int]] = field(default_factory=dict)
-    """pid -> when a log said that it left which server, for pids that the gate has not told of yet (bounded)."""
-    ended: Mapping[int, float] = field(default_factory=dict)
-    """server pid -> when it ended, so that a late line of server.log does not bring it back (bounded)."""
-
-
 class Refusal(NamedTuple):
     """A process that was refused, and not by the policy. ``number``: how many there were before it, and itself."""
 
@@ -325,21 +299,21 @@ class Refusal(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """Everything the agent believes about one instance of MPS, and what it was told by people."""
+class Shared:
+    """What is known of an instance of MPS as a whole, and what people ordered: the same for all its control daemons.
+
+    What no rule reads is not compared: a change of it sets off no decision.
+    """
 
     policy: Policy = field(default_factory=Policy)
     devices: tuple[Device, ...] = ()
     identities: Mapping[int, Identity] = field(default_factory=dict)
     gate: Gate | None = None
-    lanes: Mapping[Key, Lane] = field(default_factory=lambda: {None: Lane()})
-    clients: Mapping[int, Client] = field(default_factory=dict)
-    held: Queue = field(default_factory=Queue)
-    before: Mapping[tuple[int, int], Held] = field(default_factory=dict)
+    before: Mapping[tuple[int, int], Held] = field(default_factory=dict, compare=False)
     """By process: clients that waited when the link to the gate was lost, and that the gate has not named again."""
     never: Mapping[int, Held] = field(default_factory=dict)
     """Connections that the gate holds and never hands over: those of debugged programs. They wait for no turn."""
-    turned_away: Mapping[int, Held] = field(default_factory=dict)
+    turned_away: Mapping[int, Held] = field(default_factory=dict, compare=False)
     """Connections that the gate was asked to refuse (bounded): one that was being handed over just then comes back."""
     stopped: frozenset[int] = frozenset()
     cpu_idle: Mapping[int, float] = field(default_factory=dict)
@@ -360,82 +334,52 @@ class State:
     """Clients that have used more memory than they were given, by pid."""
     worked: Worked | None = None
     """The last look at what the GPUs have done."""
-    parted: tuple[Parted, ...] = ()
-    gone: Mapping[tuple[int, int], None] = field(default_factory=dict)
+    parted: tuple[Parted, ...] = field(default=(), compare=False)
+    gone: Mapping[tuple[int, int], None] = field(default_factory=dict, compare=False)
     """Processes (pid and start time) whose end as clients is on record (bounded): the gate may report them later."""
     unknown_lines: int = 0
     foreign_lines: int = 0
     """Log lines about clients that never passed the gate: no decision rests on them."""
     refusals: tuple[Refusal, ...] = ()
     """The last processes that the gate or a server has refused (bounded): each may get a line."""
-    unseen: int = 0
+    unseen: int = field(default=0, compare=False)
     """Clients that the gate has refused because their pid namespace cannot be seen."""
 
-    # --- lanes --------------------------------------------------------------------------------------------------------
 
-    @property
-    def key(self) -> Key:
-        """Of the one lane that this state is about; that of all users where it is about all lanes."""
-        return next(iter(self.lanes)) if len(self.lanes) == 1 else None
+SHARED = tuple(one.name for one in fields(Shared))
 
-    @property
-    def lane(self) -> Lane:
-        return self.lanes[self.key]
 
-    @property
-    def control(self) -> Control | None:
-        return self.lane.control
+@dataclass(frozen=True, slots=True)
+class State(Shared):
+    """Everything that is believed about one control daemon, its servers, and the clients and connections of its users.
 
-    @property
-    def drain(self) -> Drain | None:
-        return self.lane.drain
+    ``user``: the user whose own daemon it is, None for the daemon of all users. ``applied``: the number of the gate's
+    table in force for it, ``unkept``: why that is not on disk. ``known_handshake`` None: the gate has not greeted the
+    daemon yet.
+    """
 
-    @property
-    def servers(self) -> Mapping[int, Server]:
-        """Of all its lanes."""
-        if len(self.lanes) == 1:
-            return self.lane.servers
-        return {pid: server for lane in self.lanes.values() for pid, server in lane.servers.items()}
-
-    def lane_of(self, uid: int | None) -> Key:
-        """Where this user's clients go."""
-        return uid if uid in self.lanes else None
-
-    def changed(self, **facts: Any) -> State:
-        """With other facts of its lane."""
-        return replace(self, lanes={**self.lanes, self.key: replace(self.lane, **facts)})
-
-    def each_lane(self, **facts: Any) -> State:
-        """With other facts of all its lanes."""
-        return replace(self, lanes={key: replace(lane, **facts) for key, lane in self.lanes.items()})
-
-    def of(self, key: Key) -> State:
-        """The state of one lane alone: its clients and its users' connections, and everything that is of no lane."""
-        if len(self.lanes) == 1:
-            return self
-        return self._part(key, {pid: one for pid, one in self.clients.items() if one.lane == key})
-
-    def parts(self) -> dict[Key, State]:
-        """Each lane's."""
-        clients: dict[Key, dict[int, Client]] = {key: {} for key in self.lanes}
-        for pid, one in self.clients.items():
-            clients.setdefault(one.lane, {})[pid] = one
-        return {key: self._part(key, clients[key]) for key in self.lanes}
-
-    def _part(self, key: Key, clients: Mapping[int, Client]) -> State:
-        held = self.held.without_users(self.lanes) if key is None else self.held.only(key)
-        return replace(self, lanes={key: self.lanes[key]}, clients=clients, held=held)
-
-    def merged(self, before: State, after: State) -> State:
-        """With what has become of the lane that it had given as ``before``."""
-        if before is self or after is before:
-            return after if before is self else self
-        clients, held = self.clients, self.held
-        if after.clients is not before.clients:
-            clients = {pid: one for pid, one in clients.items() if pid not in before.clients} | dict(after.clients)
-        if after.held is not before.held:
-            held = held.merged(before.held, after.held)
-        return replace(after, lanes={**self.lanes, **after.lanes}, clients=clients, held=held)
+    user: Key = None
+    clients: Mapping[int, Client] = field(default_factory=dict)
+    held: Queue = field(default_factory=Queue)
+    control: Control | None = None
+    servers: Mapping[int, Server] = field(default_factory=dict)
+    failed_handovers: int = 0
+    """Hand-overs in a row that failed at the control daemon, of all users."""
+    silent_since: float | None = None
+    """When the oldest command was sent that the control daemon has still not answered."""
+    start_failure: StartFailure | None = None
+    listed_at: float | None = None
+    """When ``get_server_list`` was answered last."""
+    drain: Drain | None = None
+    held_up: Mapping[int, float] = field(default_factory=dict)
+    """By user: for how many seconds in sum its clients have held up other users' new clients (bounded)."""
+    applied: int = -1
+    unkept: str = ""
+    known_handshake: bool | None = None
+    left: Mapping[int, tuple[float, int]] = field(default_factory=dict)
+    """pid -> when a log said that it left which server, for pids that the gate has not told of yet (bounded)."""
+    ended: Mapping[int, float] = field(default_factory=dict)
+    """server pid -> when it ended, so that a late line of server.log does not bring it back (bounded)."""
 
     def lease(self, peer: Peer) -> Lease | None:
         """What counts for this process: the last lease that fits."""
@@ -461,7 +405,7 @@ class State:
         """Processes that have a context there by its log or by MPS's own list and are no clients: the gate has told of
         all that passed, and hands none of these over."""
         gate = self.gate
-        if gate is None or not gate.synced or self.lane.known_handshake is False:
+        if gate is None or not gate.synced or self.known_handshake is False:
             return ()
         return tuple(
             pid for pid, one in server.attached.items()

@@ -79,7 +79,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
 
 def old_way(view: View) -> str | None:
     """Why the policy's way of sharing does not hold yet: those at work, in all lanes, keep the one before."""
-    users, apart = [uid for uid in view.state.users() if uid not in view.suspended], len(view.state.lanes) - 1
+    users, apart = [uid for uid in view.state.users() if uid not in view.suspended], len(view.daemons) - 1
     wanted, count = f'sharing = "{view.policy.sharing}"', len(view.state.clients)
     if apart and view.policy.sharing != "per-user":
         whose, rest = f"{apart} user{'s' * (apart != 1)} with per-user", "new clients are held until then"

@@ -30,7 +30,6 @@ from mpsagent.core.changes import (
     known_again,
     lost,
     more,
-    of_lane,
     put,
     server_ended,
     without,
@@ -48,7 +47,6 @@ from mpsagent.core.model import (
     Gate,
     Held,
     Key,
-    Lane,
     Outcome,
     Refusal,
     Server,
@@ -56,7 +54,6 @@ from mpsagent.core.model import (
 )
 from mpsagent.core.queue import Queue
 from mpsagent.mps.events import Line
-from mpsagent.policy import apart
 from mpsagent.wire import link
 
 MOST_HELD = 10_000
@@ -71,34 +68,27 @@ NEVER = {
 """Reasons for which a connection is held and never handed over."""
 
 
-def reduce(state: State, event: inp.Input | Done) -> tuple[State, list[tr.Transition]]:
-    """The state after ``event``, and what happened. What changes nothing returns ``state`` itself. What is about one
-    control daemon sees its lane alone."""
-    out: Out = []
-    said = isinstance(event, inp.Of)
-    lane, event = (event.lane, event.what) if isinstance(event, inp.Of) else (_lane(state, event), event)
-    kind: object = type(event)
+def kind_of(event: inp.Input | Done) -> object:
+    """Return what selects the reducer of an input: its class, of a log line or a message of the gate what it says."""
     if isinstance(event, Line):
-        kind = event.what
-    elif isinstance(event, inp.GateSaid):
-        kind = type(event.what)
-    rule = _RULES.get(kind)
-    if rule is None or lane not in state.lanes:
-        return state, out
-    if kind in _OF_ALL and not said:
-        return rule(state, event, out), [of_lane(one, state.lane_of(getattr(one, "uid", None))) for one in out]
-    part = state.of(lane)
-    return state.merged(part, rule(part, event, out)), [of_lane(one, lane) for one in out]
+        return event.what
+    return type(event.what) if isinstance(event, inp.GateSaid) else type(event)
 
 
-def _lane(state: State, event: inp.Input | Done) -> Key:
-    """Of which lane something is that does not say so."""
-    match event:
-        case inp.ProcessEnded() if event.pid in state.clients:
-            return state.clients[event.pid].lane
-        case Done():
-            return event.action.lane
-    return None
+def reduce(state: State, event: inp.Input | Done) -> tuple[State, list[tr.Transition]]:
+    """Return the state of a control daemon after ``event``, and what happened. An input without effect returns
+    ``state`` itself."""
+    out: Out = []
+    kind = kind_of(event)
+    if (rule := _RULES.get(kind)) is not None:
+        state = rule(state, event, out)
+    return reduce_each(state, event), out
+
+
+def reduce_each(state: State, event: inp.Input | Done) -> State:
+    """Return the state of one of several control daemons after an input about all of them."""
+    rule = _EACH.get(kind_of(event))
+    return state if rule is None else rule(state, event)
 
 
 # --- the gate ---------------------------------------------------------------------------------------------------------
@@ -123,7 +113,6 @@ def _nothing_held(state: State) -> State:
     for held in (*state.held.values(), *state.never.values()):
         if not held.of_client:
             before.setdefault(held.process, held)
-    state = state.each_lane(applied=-1, unkept="", known_handshake=None)
     return replace(state, held=Queue(), never={}, turned_away={}, slowed={}, before=before)
 
 
@@ -181,10 +170,10 @@ def _known(state: State, event: inp.GateSaid[link.Known], out: Out) -> State:
     most = None if said.most is None or _worked_before(state, peer.pid, said.since) else said.most.memory
     client = Client(
         peer, said.since, limits=said.limits, most_memory=most,
-        connections=said.connections, lease=number, job=job, lane=state.key, counts=said.counts,
+        connections=said.connections, lease=number, job=job, lane=state.user, counts=said.counts,
     )  # fmt: skip
     if event.earlier is not None:
-        client = _remembered(peer, event.earlier, state.key)
+        client = _remembered(peer, event.earlier, state.user)
     client = known_again(client, event)
     client = replace(client, since=min(client.since, said.since))
     if before is not None:  # it passed while the link was down
@@ -213,14 +202,14 @@ def _client_remembered(state: State, event: inp.ClientRemembered, out: Out) -> S
     if _is_client(state, event.peer):
         return state
     state = _another(state, event.peer, event.at, out)
-    return _taken_over(state, _remembered(event.peer, event.earlier, state.key), event.at)
+    return _taken_over(state, _remembered(event.peer, event.earlier, state.user), event.at)
 
 
 def _taken_over(state: State, client: Client, at: float) -> State:
     """A client that passed before this agent, or without it."""
     if state.control is not None and state.control.proven:
         client = _of_earlier(client, state.control, at)
-    elif state.key is not None:  # its control daemon has gone, with the agent before, and no other one asks after it
+    elif state.user is not None:  # its control daemon has gone, with the agent before, and no other one asks after it
         client = lost(client, at, confirmed=True)
     return _with_logs(state, client, client.since - LOGS_EARLY)
 
@@ -250,13 +239,13 @@ def _worked_before(state: State, pid: int, came: float) -> bool:
 
 def _with_logs(state: State, client: Client, since: float) -> State:
     """A new client, with what the logs said of it before the gate did."""
-    server, left = state.server_of(client.pid), state.lane.left.get(client.pid)
+    server, left = state.server_of(client.pid), state.left.get(client.pid)
     if server is not None and (client.unseen or state.fits(client, server)):
         client = replace(client, server=server.pid)
     elif left is not None and left[0] >= since:
         client = replace(client, said_left=left[0], server=left[1])
     if left is not None:
-        state = state.changed(left=without(state.lane.left, client.pid))
+        state = replace(state, left=without(state.left, client.pid))
     if client.outcome is Outcome.OK and any(client.pid in one.sticky for one in state.servers.values()):
         client = replace(client, outcome=Outcome.FAULTED)
     return replace(state, clients={**state.clients, client.pid: client})
@@ -307,7 +296,7 @@ def _passed(state: State, event: inp.GateSaid[link.Passed], out: Out) -> State:
     unconfirmed = state.unconfirmed
     if not said.fail_safe and peer.uid in unconfirmed:
         unconfirmed = without(unconfirmed, peer.uid)
-    state = state.changed(failed_handovers=0, start_failure=None)
+    state = replace(state, failed_handovers=0, start_failure=None)
     state = replace(state, held=state.held.without(said.connection), unconfirmed=unconfirmed)
     memory = None if said.limits is None else said.limits.memory
     if _is_client(state, peer):
@@ -324,7 +313,7 @@ def _passed(state: State, event: inp.GateSaid[link.Passed], out: Out) -> State:
     most = None if _worked_before(state, peer.pid, since) else memory
     client = Client(
         peer, event.at, max(0.0, event.at - since), said.limits, most, said.fail_safe, at_gate=1, lease=number,
-        job=job, lane=state.key,
+        job=job, lane=state.user,
     )  # fmt: skip
     state = _another(state, peer, event.at, out)
     took = None if held is None or held.handing is None else max(0.0, event.at - held.handing)
@@ -338,7 +327,7 @@ def _passed(state: State, event: inp.GateSaid[link.Passed], out: Out) -> State:
 
 def _handover_failed(state: State, event: inp.GateSaid[link.Failed], out: Out) -> State:
     said = event.what
-    state = state.changed(failed_handovers=state.lane.failed_handovers + 1)
+    state = replace(state, failed_handovers=state.failed_handovers + 1)
     held = state.held.get(said.connection)
     if held is None or said.lost or held.failed != said.why:  # it is tried again and again
         out.append(tr.HandoverFailed(event.at, said.pid, said.uid, said.stage, said.why, said.lost))
@@ -362,9 +351,9 @@ def _slowed(state: State, event: inp.GateSaid[link.Slowed], out: Out) -> State:
 
 
 def _applied(state: State, event: inp.GateSaid[link.Applied], out: Out) -> State:
-    if state.gate is None or event.what.number <= state.lane.applied:
+    if state.gate is None or event.what.number <= state.applied:
         return state
-    return state.changed(applied=event.what.number, unkept=event.what.unkept)
+    return replace(state, applied=event.what.number, unkept=event.what.unkept)
 
 
 def _front_end(state: State, event: inp.GateSaid[link.FrontEnd], out: Out) -> State:
@@ -381,11 +370,11 @@ def _front_end(state: State, event: inp.GateSaid[link.FrontEnd], out: Out) -> St
 
 def _handshake(state: State, event: inp.GateSaid[link.HandshakeSeen], out: Out) -> State:
     said = event.what
-    if state.gate is None or state.lane.known_handshake == said.known:
+    if state.gate is None or state.known_handshake == said.known:
         return state
     if not said.known:
         out.append(tr.HandshakeUnknown(event.at, said.greeting))
-    return state.changed(known_handshake=said.known)
+    return replace(state, known_handshake=said.known)
 
 
 def _gate_refused(state: State, event: inp.GateSaid[link.Refused], out: Out) -> State:
@@ -472,13 +461,13 @@ def _control_runs(state: State, event: inp.ControlRuns, out: Out) -> State:
     if known is not None and known.pid == event.pid:
         if not known.proven:  # its first line was there before
             state = replace(state, clients={p: _of_earlier(c, known, event.at) for p, c in state.clients.items()})
-        return state.changed(control=replace(known, proven=True, multiuser=multiuser, asked_multiuser=asked))
+        return replace(state, control=replace(known, proven=True, multiuser=multiuser, asked_multiuser=asked))
     state = _no_servers(state, event.at, out)
     out.append(tr.ControlStarted(event.at, event.pid))
     control = Control(
         event.pid, event.started, event.socket, proven=True, multiuser=multiuser, asked_multiuser=asked
     )  # fmt: skip
-    return state.changed(control=control, silent_since=None)
+    return replace(state, control=control, silent_since=None)
 
 
 def _control_gone(state: State, event: inp.ControlGone, out: Out) -> State:
@@ -488,7 +477,7 @@ def _control_gone(state: State, event: inp.ControlGone, out: Out) -> State:
     out.append(tr.ControlEnded(event.at, event.pid))
     state = _no_servers(state, event.at, out)
     drain = None if state.drain is not None and state.drain.restart else state.drain
-    return state.changed(control=None, silent_since=None, drain=drain)
+    return replace(state, control=None, silent_since=None, drain=drain)
 
 
 def _no_servers(state: State, at: float, out: Out) -> State:
@@ -496,27 +485,7 @@ def _no_servers(state: State, at: float, out: Out) -> State:
     for pid in list(state.servers):
         state = server_ended(state, pid, at, None, out)
     clients = {pid: c if c.detached is not None else lost(c, at, confirmed=True) for pid, c in state.clients.items()}
-    return replace(state.changed(listed_at=None), clients=clients)
-
-
-def _lane_opened(state: State, event: inp.LaneOpened, out: Out) -> State:
-    if event.uid in state.lanes:
-        return state
-    _moves(state, event.uid, event.at, (None, event.uid), out)
-    return replace(state, lanes={**state.lanes, event.uid: Lane(drain=state.lanes[None].drain)})
-
-
-def _lane_closed(state: State, event: inp.LaneClosed, out: Out) -> State:
-    if event.uid in state.lanes:
-        _moves(state, event.uid, event.at, (event.uid, None), out)
-    return replace(state, lanes=without(state.lanes, event.uid))
-
-
-def _moves(state: State, uid: int, at: float, lanes: tuple[Key, Key], out: Out) -> None:
-    """What a user has waiting there waits in another lane."""
-    if any(not held.of_client for held in state.held.line(uid)):
-        before, to = (apart.lane_name(state.policy.instance, key) for key in lanes)
-        out.append(tr.UserMoved(at, uid, before, to))
+    return replace(state, listed_at=None, clients=clients)
 
 
 def _seen(state: State, event: inp.ProcessesSeen, out: Out) -> State:
@@ -549,8 +518,8 @@ def _memory(state: State, event: inp.MemorySeen, out: Out) -> State:
 
 
 def _silent(state: State, event: inp.DaemonSilent, out: Out) -> State:
-    since = None if not event.silent else event.at if state.lane.silent_since is None else state.lane.silent_since
-    return state if since == state.lane.silent_since else state.changed(silent_since=since)
+    since = None if not event.silent else event.at if state.silent_since is None else state.silent_since
+    return state if since == state.silent_since else replace(state, silent_since=since)
 
 
 # --- how actions ended ------------------------------------------------------------------------------------------------
@@ -609,13 +578,24 @@ def not_handed(state: State, admitted: frozenset[int]) -> State:
     return state if queue is state.held else replace(state, held=queue)
 
 
-_OF_ALL = {
+OF_ALL = {
     link.Hello, link.Synced, inp.GateLost, link.Knock, link.Left, link.Refused, link.Unconfirmed, link.Slowed,
     inp.ProcessesSeen, inp.MemorySeen, inp.Worked, inp.PolicyChanged, inp.DevicesFound, inp.PeopleKnown,
     inp.DrainOrdered, inp.DrainResumed, inp.TurnExtended, inp.RestartOrdered, inp.LeaseGiven, inp.LeaseEnded,
-    inp.LaneOpened, inp.LaneClosed,
 }  # fmt: skip
-"""What is about no single lane."""
+"""What is about no single control daemon."""
+
+
+def _unknown_to_gate(state: State, event: object) -> State:
+    return replace(state, applied=-1, unkept="", known_handshake=None)
+
+
+_EACH: dict[object, Callable[[State, Any], State]] = {
+    **reduce_people.EACH,
+    link.Hello: _unknown_to_gate,
+    inp.GateLost: _unknown_to_gate,
+}
+"""What it changes in each control daemon."""
 
 _RULES: dict[Any, Callable[[State, Any, Out], State]] = {
     **reduce_logs.RULES,
@@ -641,8 +621,6 @@ _RULES: dict[Any, Callable[[State, Any, Out], State]] = {
     inp.ProcessEnded: _ended,
     inp.ControlRuns: _control_runs,
     inp.ControlGone: _control_gone,
-    inp.LaneOpened: _lane_opened,
-    inp.LaneClosed: _lane_closed,
     inp.ProcessesSeen: _seen,
     inp.MemorySeen: _memory,
     inp.Worked: use.counted,

@@ -57,7 +57,7 @@ def _listed(state: State, event: inp.ServersListed, out: Out) -> State:
     """Who is asked and answers is not quitting. A client whose server is not in the list has left it."""
     control = state.control
     if control is not None and control.quitting is not None and event.at > control.quitting + _LONG_ENOUGH:
-        state = state.changed(control=replace(control, quitting=None, quit_by=None))
+        state = replace(state, control=replace(control, quitting=None, quit_by=None))
     for pid in event.known_before - event.servers.keys():
         if pid in state.servers:
             state = server_ended(state, pid, event.at, None, out)
@@ -69,18 +69,18 @@ def _listed(state: State, event: inp.ServersListed, out: Out) -> State:
             server = Server(
                 pid, whose, Status.ACTIVE, event.at, ready=event.at, idle_since=event.at, confirmed=whose is not None
             )
-            state = put(state, server).changed(ended=without(state.lane.ended, pid))
+            state = replace(put(state, server), ended=without(state.ended, pid))
         elif (known := state.servers.get(pid)) is not None and (not known.confirmed or known.uid != uid):
             early = uid == 0 and (known.status is Status.INITIALIZING or event.at < (known.ready or 0.0))
             state = put(state, replace(known, confirmed=True, uid=known.uid if early else uid))
-    return _confirmed(state.changed(listed_at=event.at))
+    return _confirmed(replace(state, listed_at=event.at))
 
 
 def _confirmed(state: State) -> State:
     """A client has left when the log says so and a newer list of MPS's is without it."""
     clients = dict(state.clients)
     for client in state.clients.values():
-        left, asked = client.said_left, state.lane.listed_at
+        left, asked = client.said_left, state.listed_at
         if left is None and asked is not None and state.carries(client, asked):
             left = client.since + NAMED_FOR
         if left is None or client.detached is not None or asked is None:

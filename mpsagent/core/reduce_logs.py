@@ -39,7 +39,7 @@ def _server(state: State, pid: int, at: float) -> Server | None:
     known = state.servers.get(pid)
     if known is not None:
         return known
-    if pid in state.lane.ended or _late(state, at):
+    if pid in state.ended or _late(state, at):
         return None
     return Server(pid=pid, uid=None, status=Status.ACTIVE, started=at)
 
@@ -67,32 +67,32 @@ def _control_started(state: State, event: Line, out: Out) -> State:
     control = state.control
     if control is not None and control.proven:
         if control.pid == event.pid and control.started - _STARTED_EARLIER <= event.at < control.started:
-            return state.changed(control=replace(control, started=event.at))
+            return replace(state, control=replace(control, started=event.at))
         return state
     for pid, server in state.servers.items():
         if server.started < event.at:
             state = server_ended(state, pid, event.at, None, out)
-    return state.changed(control=Control(pid=event.pid, started=event.at, socket=event.text))
+    return replace(state, control=Control(pid=event.pid, started=event.at, socket=event.text))
 
 
 def _control_version(state: State, event: Line, out: Out) -> State:
     if state.control is None or state.control.pid != event.pid:
         return state
-    return state.changed(control=replace(state.control, version=event.number))
+    return replace(state, control=replace(state.control, version=event.number))
 
 
 def _quit(state: State, event: Line, out: Out) -> State:
     if _late(state, event.at) or state.control is None:
         return state
     out.append(tr.ControlQuitting(event.at, event.number))
-    return state.changed(control=replace(state.control, quitting=event.at, quit_by=event.at + event.number))
+    return replace(state, control=replace(state.control, quitting=event.at, quit_by=event.at + event.number))
 
 
 def _command(state: State, event: Line, out: Out) -> State:
     """``quit`` without a timeout says nothing more: it waits for the clients, however long (recording 02, R10)."""
     if state.control is None or _late(state, event.at) or event.text.strip() != "quit":
         return state
-    return state.changed(control=replace(state.control, quitting=event.at))
+    return replace(state, control=replace(state.control, quitting=event.at))
 
 
 def _conversation(state: State, event: Line, out: Out) -> State:
@@ -103,7 +103,7 @@ def _conversation(state: State, event: Line, out: Out) -> State:
         return state
     if control is None or control.quitting is None or control.quit_by is not None:
         return state
-    return state.changed(control=replace(control, quitting=None))
+    return replace(state, control=replace(control, quitting=None))
 
 
 # --- servers ----------------------------------------------------------------------------------------------------------
@@ -115,20 +115,20 @@ def _server_starting(state: State, event: Line, out: Out) -> State:
     known = state.servers.get(event.server)
     if known is not None and known.uid is None:  # its own log was read first
         return put(state, replace(known, uid=event.uid, started=min(known.started, event.at)))
-    if known is not None or state.lane.ended.get(event.server, float("-inf")) > event.at:
+    if known is not None or state.ended.get(event.server, float("-inf")) > event.at:
         return state
     out.append(tr.ServerStarting(event.at, event.server, event.uid))
     server = Server(pid=event.server, uid=event.uid, status=Status.INITIALIZING, started=event.at)
-    return put(state, server).changed(ended=without(state.lane.ended, event.server))
+    return replace(put(state, server), ended=without(state.ended, event.server))
 
 
 def _server_startup(state: State, event: Line, out: Out) -> State:
-    if event.server in state.servers or state.lane.ended.get(event.server, float("-inf")) >= event.at:
+    if event.server in state.servers or state.ended.get(event.server, float("-inf")) >= event.at:
         return state
     if _late(state, event.at):
         return state
     server = Server(pid=event.server, uid=None, status=Status.INITIALIZING, started=event.at)
-    return put(state, server).changed(ended=without(state.lane.ended, event.server))
+    return replace(put(state, server), ended=without(state.ended, event.server))
 
 
 def _server_ready(state: State, event: Line, out: Out) -> State:
@@ -138,7 +138,7 @@ def _server_ready(state: State, event: Line, out: Out) -> State:
     status = Status.ACTIVE if server.status is Status.INITIALIZING else server.status
     idle = None if server.attached else event.at
     out.append(tr.ServerReady(event.at, event.server, server.uid))
-    state = state.changed(start_failure=None)
+    state = replace(state, start_failure=None)
     return put(state, replace(server, status=status, ready=event.at, idle_since=idle))
 
 
@@ -150,18 +150,18 @@ def _server_exited(state: State, event: Line, out: Out) -> State:
     state = server_ended(state, event.server, event.at, event.number, out)
     if not failed:
         return state
-    failure = state.lane.start_failure or StartFailure(0, event.at, event.at)
+    failure = state.start_failure or StartFailure(0, event.at, event.at)
     failure = replace(failure, count=failure.count + 1, last=event.at)
     out.append(tr.ServerStartFailed(event.at, event.server, failure.reason, failure.count))
-    return state.changed(start_failure=failure)
+    return replace(state, start_failure=failure)
 
 
 def _server_failed(state: State, event: Line, out: Out) -> State:
     """The reason comes before the line that says that the server has exited."""
     if _late(state, event.at):
         return state
-    failure = state.lane.start_failure or StartFailure(0, event.at, event.at)
-    return state.changed(start_failure=replace(failure, reason=event.text))
+    failure = state.start_failure or StartFailure(0, event.at, event.at)
+    return replace(state, start_failure=replace(failure, reason=event.text))
 
 
 def _stop_tried(server: Server, event: Line) -> Server:
@@ -249,8 +249,8 @@ def _disconnected(state: State, event: Line, out: Out) -> State:
     state = put(state, server)
     client = state.clients.get(event.pid)
     if client is None:
-        left = bounded({**state.lane.left, event.pid: (event.at, server.pid)}, _KEPT_LEFT)
-        return state.changed(left=left)
+        left = bounded({**state.left, event.pid: (event.at, server.pid)}, _KEPT_LEFT)
+        return replace(state, left=left)
     if client.detached is None and client.said_left is None and state.server_of(event.pid) is None:
         gone = replace(client, said_left=event.at, server=server.pid)
         state = replace(state, clients={**state.clients, event.pid: gone})

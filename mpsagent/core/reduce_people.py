@@ -24,20 +24,6 @@ def _people(state: State, event: inp.PeopleKnown, out: Out) -> State:
     return replace(state, identities=dict(event.identities))
 
 
-def _drain(state: State, event: inp.DrainOrdered, out: Out) -> State:
-    """Ordered again, it is the same drain with another time. One for a restart is over where no daemon runs."""
-    lanes = dict(state.lanes)
-    for key, lane in state.lanes.items():
-        if not event.restart or (lane.control is not None and lane.control.proven):
-            since = event.since if lane.drain is None else lane.drain.since
-            lanes[key] = replace(lane, drain=Drain(since, event.until, event.restart, event.by))
-    return replace(state, lanes=lanes)
-
-
-def _resumed(state: State, event: inp.DrainResumed, out: Out) -> State:
-    return state.each_lane(drain=None)
-
-
 def _extended(state: State, event: inp.TurnExtended, out: Out) -> State:
     kept = {uid: until for uid, until in state.extended.items() if until > event.at}
     return replace(state, extended={**kept, event.uid: event.until})
@@ -58,18 +44,36 @@ def _lease_ended(state: State, event: inp.LeaseEnded, out: Out) -> State:
     return replace(state, leases=tuple(one for one in state.leases if one is not ended))
 
 
-def _restart(state: State, event: inp.RestartOrdered, out: Out) -> State:
-    return state.each_lane(start_failure=None)
+# --- in each control daemon -------------------------------------------------------------------------------------------
+
+
+def _drain(state: State, event: inp.DrainOrdered) -> State:
+    """Ordered again, it is the same drain with another time. One for a restart is over where no daemon runs."""
+    if event.restart and (state.control is None or not state.control.proven):
+        return state
+    since = event.since if state.drain is None else state.drain.since
+    return replace(state, drain=Drain(since, event.until, event.restart, event.by))
+
+
+def _resumed(state: State, event: inp.DrainResumed) -> State:
+    return replace(state, drain=None)
+
+
+def _restart(state: State, event: inp.RestartOrdered) -> State:
+    return replace(state, start_failure=None)
 
 
 RULES: dict[type, Callable[[State, Any, Out], State]] = {
     inp.PolicyChanged: _policy,
     inp.DevicesFound: _devices,
     inp.PeopleKnown: _people,
-    inp.DrainOrdered: _drain,
-    inp.DrainResumed: _resumed,
     inp.TurnExtended: _extended,
-    inp.RestartOrdered: _restart,
     inp.LeaseGiven: _lease_given,
     inp.LeaseEnded: _lease_ended,
+}
+
+EACH: dict[object, Callable[[State, Any], State]] = {
+    inp.DrainOrdered: _drain,
+    inp.DrainResumed: _resumed,
+    inp.RestartOrdered: _restart,
 }

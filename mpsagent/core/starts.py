@@ -33,14 +33,14 @@ class Memory:
 
 
 def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
-    failure = view.state.lane.start_failure
+    failure = view.state.start_failure
     if failure is None or failure.count == 0 or view.elsewhere:
         return Decision(Memory())
     todo: list[act.Action] = []
     if failure.count < memory.counted:
         memory = Memory()
     # A line alone turns no client away: each round is a hand-over that the gate saw fail, too.
-    if failure.count >= memory.counted + ROUND and view.state.lane.failed_handovers > memory.rounds:
+    if failure.count >= memory.counted + ROUND and view.state.failed_handovers > memory.rounds:
         memory = _failed(memory, failure.count, failure.last, failure.reason)
         if memory.given_up is not None:
             todo.append(act.Report(kind="server.given_up", reason=memory.given_up, rule=RULE))

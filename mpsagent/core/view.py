@@ -101,7 +101,7 @@ class View:
     ``turn_waits``: why the next turn does not begin yet; ``users``: those who have lanes of their own, ``starting``:
     lanes whose control daemons are being started, ``failing``: those where they do not start; ``unmade``: why a user's
     lane could not be made; ``short``: a user waits for a lane, and there is no place; ``admitted``: whom the gate's
-    tables name, of all lanes."""
+    tables name, of all control daemons; ``daemons``: the state of each one, where this is the view of all."""
 
     state: State
     ending: Mapping[int, Ending] = field(default_factory=dict)
@@ -120,6 +120,7 @@ class View:
     unmade: Mapping[int, str] = field(default_factory=dict)
     short: bool = False
     admitted: frozenset[int] = frozenset()
+    daemons: Mapping[Key, State] = field(default_factory=dict)
     remembered: dict[tuple[str, Key], tuple[tuple[object, ...], Any]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -127,7 +128,7 @@ class View:
 
     def once(self, name: str, of: tuple[object, ...], make: Callable[[], T]) -> T:
         """Made anew only where something has changed of what it is made ``of``, which most inputs leave as it is."""
-        key = name, self.state.key
+        key = name, self.state.user
         known = self.remembered.get(key)
         if known is None or known[0] != of:
             if len(self.remembered) >= MOST_REMEMBERED:
@@ -164,7 +165,7 @@ class View:
     @property
     def user(self) -> int | None:
         """Who has the lane alone that is seen here."""
-        return self.state.key
+        return self.state.user
 
     @property
     def together(self) -> bool:
@@ -226,7 +227,7 @@ class View:
         gate, control, servers = self.state.gate, self.state.control, self.state.servers.values()
         if gate is None or control is None or not control.proven or control.started >= gate.since:
             return False
-        listed = [self.state.lane.listed_at, *(one.listed_at for one in servers if one.started < gate.since)]
+        listed = [self.state.listed_at, *(one.listed_at for one in servers if one.started < gate.since)]
         return any(at is None or at < gate.since for at in listed)
 
     @property
@@ -501,7 +502,7 @@ class View:
     def settled(self) -> bool:
         """The table that the gate was told last is in force."""
         gate = self.state.gate
-        return gate is not None and self.sent is not None and self.state.lane.applied >= self.sent[0]
+        return gate is not None and self.sent is not None and self.state.applied >= self.sent[0]
 
     @property
     def closed(self) -> bool:
@@ -522,7 +523,7 @@ class View:
     @property
     def passed_untouched(self) -> bool:
         """With a handshake that is not known the gate knows no clients: then the logs are all there is."""
-        if self.state.gate is None or self.state.lane.known_handshake is not False:
+        if self.state.gate is None or self.state.known_handshake is not False:
             return False
         return any(server.attached for server in self.state.servers.values())
 
@@ -537,7 +538,7 @@ class View:
             (server,) = candidates
             if server.attached.get(client.pid, _NONE).contexts - {0}:
                 return server, True
-        if state.lane.listed_at is None or state.lane.listed_at < since:
+        if state.listed_at is None or state.listed_at < since:
             return None, False
         for server in candidates:
             if server.listed_at is None or server.listed_at < since:

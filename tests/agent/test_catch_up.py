@@ -13,7 +13,7 @@ from mpsagent.agent import catch_up as catching
 from mpsagent.agent.catch_up import Caught, foreign
 from mpsagent.api.without_agent import not_yet_written
 from mpsagent.core import transitions as tr
-from mpsagent.core.engine import Core
+from mpsagent.core.coordinator import Core
 from mpsagent.mps import events as ev
 from mpsagent.mps.loglines import LogParser
 from mpsagent.mps.skim import Skimmer

@@ -13,7 +13,8 @@ from mpsagent.agent.conditions import WAIT_SLACK, Conditions, note_conditions
 from mpsagent.agent.status_line import one_line
 from mpsagent.core import inputs as inp
 from mpsagent.core import limits
-from mpsagent.core.engine import Core, OfLane
+from mpsagent.core.coordinator import Core
+from mpsagent.core.engine import Memories
 from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Attachment, Control, Drain, Held, StartFailure, State
 from mpsagent.core.queue import Queue
@@ -44,7 +45,9 @@ def test_who_has_waited_for_a_whole_turn_does_not_wait_too_long_when_it_is_over(
     core, left = Core(State(turns())), 200.0
     held = Queue().put(Held(1, Peer(10, USER, USER, 1), 100.0))
     control = Control(pid=5, started=1.0, socket="/c", version=13000, proven=True)
-    core.state = replace(core.state.changed(control=control), held=held, identities={USER: Identity(USER, "alice")})
+    core.engines[None].state = replace(
+        core.state, control=control, held=held, identities={USER: Identity(USER, "alice")}
+    )
     core.memories = replace(core.memories, turns=replace(core.memories.turns, left=left))
     conditions = Conditions()
     for now, expected in ((left + 1.0, 0), (left + WAIT_SLACK + 1.0, 1)):
@@ -57,10 +60,10 @@ def test_who_waits_while_a_server_starts_does_not_wait_too_long(turn: Turn | Non
     """Seen: 5 s after it had come, though a server may take `timeouts.server` (30 s) for its start."""
     core = Core(State(turns()))
     for one in (Held(1, Peer(10, USER, USER, 1), 100.0, handing=100.0), Held(2, Peer(11, OTHER, OTHER, 1), 101.0)):
-        core.state = replace(core.state, held=core.state.held.put(one))
+        core.engines[None].state = replace(core.state, held=core.state.held.put(one))
     names = {USER: Identity(USER, "alice"), OTHER: Identity(OTHER, "bob")}
     control = Control(pid=5, started=1.0, socket="/c", version=13000, proven=True)
-    core.state = replace(core.state.changed(control=control), identities=names)
+    core.engines[None].state = replace(core.state, control=control, identities=names)
     core.memories = replace(core.memories, turns=replace(core.memories.turns, turn=turn))
     conditions, policy = Conditions(), core.state.policy
     most = policy.hang_server + policy.hang_control
@@ -92,7 +95,7 @@ def test_one_is_not_said_in_the_plural() -> None:
     """It was: "do not start (1 times in a row)"."""
     core, conditions = Core(State(turns())), Conditions()
     for count, often in ((1, ""), (3, " (3 times in a row)")):
-        core.state = core.state.changed(start_failure=StartFailure(count, 99.0, 100.0, "no device"))
+        core.engines[None].state = replace(core.state, start_failure=StartFailure(count, 99.0, 100.0, "no device"))
         note_conditions(conditions, core, 101.0)
         assert [one.what for one in problems(conditions.all())] == [f"MPS's servers do not start{often}: no device"]
 
@@ -100,8 +103,7 @@ def test_one_is_not_said_in_the_plural() -> None:
 def test_a_server_that_started_with_other_limits_is_a_problem() -> None:
     """Even when all else is well: `status` ends with 1."""
     core, conditions = Core(busy_state()), Conditions()
-    lane = OfLane(limits=limits.Memory(differs=frozenset({500})))
-    core.memories = replace(core.memories, lanes={None: lane})
+    core.engines[None].memories = Memories(limits=limits.Memory(differs=frozenset({500})))
     note_conditions(conditions, core, START)
     (found,) = problems(conditions.all())
     assert "server 500 started with other limits" in found.what
@@ -125,7 +127,7 @@ def test_a_way_of_sharing_that_waits_for_clients_is_no_reason_to_drain_the_node(
     (first,) = core.state.clients.values()
     for came, bad in ((START - 1.0, "not sure"), (START + WAIT_SLACK + 1.0, "problem")):
         conditions, other = Conditions(), replace(first, peer=Peer(900, OTHER, OTHER, 9000), since=came)
-        core.state = replace(core.state, clients={first.pid: first, 900: other})
+        core.engines[None].state = replace(core.state, clients={first.pid: first, 900: other})
         core.memories = replace(core.memories, turns=replace(core.memories.turns, turn=Turn(first.uid, START)))
         note_conditions(conditions, core, START + 10.0)
         (found,) = [one for one in conditions.all() if "takes effect later" in one.what]
@@ -139,10 +141,10 @@ def test_the_line_of_several_instances_says_one_as_one() -> None:
         views = [SimpleNamespace(waiting=lambda count=count: range(count)) for count in (waiting, 0)]
         agents = [
             SimpleNamespace(
-                state=SimpleNamespace(clients=range(clients if number == 0 else 0), lanes=range(lanes)),
-                core=SimpleNamespace(view=lambda _, number=number: views[number]),
+                state=SimpleNamespace(clients=range(clients if number == 0 else 0)),
+                core=SimpleNamespace(view=lambda _, number=number: views[number], engines=range(daemons)),
             )
-            for number, lanes in enumerate([1, 1 + apart])
+            for number, daemons in enumerate([1, 1 + apart])
         ]  # fmt: skip
         found = [Condition("it is slow")] * wrong
         return one_line(agents, found, lambda uid: None)  # type: ignore[arg-type]
@@ -165,7 +167,7 @@ def test_until_when_the_old_way_holds_is_said(clients: int, drain: Drain | None,
     state, policy = busy_state(), turns(f'{POLICY}[instance.default]\nsharing = "one-server"\n')
     one = state.clients[501]
     more = {501 + n: replace(one, peer=one.peer._replace(pid=501 + n)) for n in range(clients)}
-    core, conditions = Core(replace(state.changed(drain=drain), policy=policy, clients=more)), Conditions()
+    core, conditions = Core(replace(state, drain=drain, policy=policy, clients=more)), Conditions()
     note_conditions(conditions, core, START)
     (found,) = conditions.all()
     old = 'sharing = "one-server" with one server for all users takes effect later: the old way holds '
@@ -181,7 +183,8 @@ def test_until_when_the_old_way_holds_is_said(clients: int, drain: Drain | None,
             "started before the gate: 501 (alice)",
         ),
         (
-            lambda s: s.changed(
+            lambda s: replace(
+                s,
                 servers={500: replace(s.servers[500], attached={**s.servers[500].attached, 9: Attachment(START)})},
             ),
             "1 process is served by MPS without passing the gate, with unknown limits: 9",

@@ -24,7 +24,7 @@ from mpsagent.agent.gate_side import GateSide
 from mpsagent.agent.people import People
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
-from mpsagent.core.engine import Core
+from mpsagent.core.coordinator import Core
 from mpsagent.core.ladder import Climb
 from mpsagent.core.model import Client
 from mpsagent.core.view import Turn
@@ -180,7 +180,7 @@ class Side:
 
     @property
     def climbs(self) -> dict[int, Climb]:
-        return dict(self.core.memories.lanes[None].ladder.climbs)
+        return dict(self.core.engines[None].memories.ladder.climbs)
 
     def known(self) -> dict[int, link.Known]:
         """What this gate has said of processes, the last word about each."""

@@ -15,7 +15,7 @@ from mpsagent.api import without_agent
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
-from mpsagent.core.engine import Core
+from mpsagent.core.coordinator import Core
 from mpsagent.core.inputs import Peer
 from mpsagent.core.sessions import Sessions
 from mpsagent.mps.limits import Limits

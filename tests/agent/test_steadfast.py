@@ -26,7 +26,7 @@ from mpsagent.agent.settings import Settings
 from mpsagent.core import actions as act
 from mpsagent.core import caps
 from mpsagent.core import inputs as inp
-from mpsagent.core.engine import Core
+from mpsagent.core.coordinator import Core
 from mpsagent.core.inputs import Peer
 from mpsagent.core.sentences import sentence
 from mpsagent.core.waiting import waiting
@@ -134,7 +134,7 @@ def test_a_user_apart_whose_instance_cannot_be_made_is_told_of_once(
         agent.gate.decide()
         await until(lambda: "apart" in topics(agent))
         assert "agent: a task failed" not in topics(agent)
-        assert set(agent.lanes) == set(agent.state.lanes) == {None}
+        assert set(agent.lanes) == set(agent.core.engines) == {None}
         (failed,) = records(agent, "action.failed")
         assert (failed["action"], failed["uid"], failed["text"]) == ("OpenLane", 1001, str(error))
         await until(lambda: str(error) in waiting(agent.core.view(None), agent.clock.now())[0].why.text)
@@ -371,7 +371,7 @@ def test_a_mistake_in_one_rule_is_a_condition_and_the_others_decide(
             [inp.GateSaid(now, link.Hello(1, 1000.0)), knocked(now, 1, peer, now), inp.GateSaid(now, link.Synced())]
         )
         assert "agent: caps failed, everything else goes on" in topics(agent)
-        assert agent.core.memories.lanes[None].admission.sent is not None
+        assert agent.core.engines[None].memories.admission.sent is not None
         for _ in range(50):
             agent.take([inp.DaemonSilent(now, True), inp.DaemonSilent(now, False)])
         await until(lambda: records(agent, "agent.error"))

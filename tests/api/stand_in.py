@@ -26,7 +26,7 @@ from mpsagent.api.instances import Everything
 from mpsagent.core import pause_room
 from mpsagent.core import waiting as waits
 from mpsagent.core.inputs import Peer
-from mpsagent.core.model import Attachment, Client, Control, Gate, Held, Lane, Server, State, Status
+from mpsagent.core.model import Attachment, Client, Control, Gate, Held, Server, State, Status
 from mpsagent.core.queue import Queue
 from mpsagent.core.sessions import Session, Sessions
 from mpsagent.core.view import Turn, View
@@ -76,7 +76,10 @@ def busy_state() -> State:
         devices=(Device(0, "GPU-0", "NVIDIA H200", 140 << 30, 132),),
         identities={USER: Identity(USER, "alice"), OTHER: Identity(OTHER, "bob"), ADMIN: Identity(ADMIN, "carol")},
         gate=Gate(300, START - 60, synced=True),
-        lanes={None: Lane(control, {500: server}, applied=1, known_handshake=True)},
+        control=control,
+        servers={500: server},
+        applied=1,
+        known_handshake=True,
         clients={501: Client(peer, since=START + 1, waited=1.0, limits=limits)},
         held=Queue()
         .put(held(1, 600, OTHER, START + 10))

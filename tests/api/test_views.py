@@ -12,9 +12,9 @@ from mpsagent.api import metrics, views
 from mpsagent.api.instances import Everything
 from mpsagent.cli import answer_text, wording
 from mpsagent.core import inputs as inp
-from mpsagent.core.engine import Core
+from mpsagent.core.coordinator import Core
 from mpsagent.core.inputs import Peer
-from mpsagent.core.model import Client, Control, Drain, Gate, Held, Lane, Server, State, Status
+from mpsagent.core.model import Client, Control, Drain, Gate, Held, Server, State, Status
 from mpsagent.core.sessions import Sessions
 from mpsagent.core.view import Turn, View
 from mpsagent.mps.limits import Device, Limits
@@ -60,7 +60,8 @@ def state_of(text: str, *uids: int) -> State:
         policy=policy,
         gate=Gate(1, 0.0, synced=True),
         identities={uid: Identity(uid, f"u{uid}") for uid in (7, *uids)},
-        lanes={None: Lane(Control(2, 0.0, "", proven=True), {5: Server(5, 7, Status.ACTIVE, started=1.0, ready=1.0)})},
+        control=Control(2, 0.0, "", proven=True),
+        servers={5: Server(5, 7, Status.ACTIVE, started=1.0, ready=1.0)},
         clients={70: Client(Peer(70, 7, 7, 1), since=1.0)},
         held=queue_of(*(waiting(uid, 100 + uid, uid, 10.0 + uid) for uid in uids)),
     )
@@ -81,7 +82,7 @@ def test_a_state_without_anything_is_a_page_too() -> None:
 
 def test_a_server_whose_user_is_not_known_has_none_in_pages_and_metrics() -> None:
     """Its own log was read before that of the control daemon."""
-    body = shown(View(State().changed(servers={5: Server(5, None, Status.ACTIVE, started=1.0)})), 100.0)
+    body = shown(View(State(servers={5: Server(5, None, Status.ACTIVE, started=1.0)})), 100.0)
     text = metrics.Metrics().text(dict(body), 0, 0, 0).decode()
     assert 'mpsagent_servers{mps_instance="default",status="ACTIVE",user=""} 1.0' in text
     assert "None" not in text_of(body)
@@ -128,13 +129,13 @@ def test_there_is_no_expected_turn_behind_who_never_has_to_leave() -> None:
     assert _turns(View(state_of(rules + "[user.u8]\nturn.never_preempt = true\n", 8, 9), turn=TURN), 30.0) == {8: 138.0}
     assert _turns(View(state_of(rules + 'on_expiry = "none"\n', 8), turn=TURN), 30.0) == {}
     assert _turns(View(state_of("mode = 'report'\n" + rules, 8), turn=TURN), 30.0) == {}
-    assert _turns(View(state_of(rules, 8).changed(drain=Drain(20.0, None)), turn=TURN), 30.0) == {}
+    assert _turns(View(replace(state_of(rules, 8), drain=Drain(20.0, None)), turn=TURN), 30.0) == {}
 
 
 def test_in_a_drain_no_end_of_the_turn_is_announced() -> None:
     """A turn does not end then, and the page said when it would."""
     view = View(state_of('[turn]\ntime_limit = "100s"\ngrace = "10s"\n', 8), turn=TURN)
-    drained = replace(view, state=view.state.changed(drain=Drain(20.0, None)))
+    drained = replace(view, state=replace(view.state, drain=Drain(20.0, None)))
     told = [views.turn(decided(one), {}, nobody, 30.0) for one in (view, drained)]
     assert [one["ends"] is None for one in told if one is not None] == [False, True]
 
@@ -162,9 +163,9 @@ def test_each_reason_for_being_held_is_told_apart() -> None:
     state = state_of('[user.u9]\naccess = "deny"\n', 8, 9, 10)
     assert state.control is not None
     failed = state.held.put(replace(next(one for one in state.held.values() if one.uid == 8), failed="why"))
-    assert _why(View(state.changed(drain=Drain(1.0, None)), turn=TURN), 9) == "denied"
+    assert _why(View(replace(state, drain=Drain(1.0, None)), turn=TURN), 9) == "denied"
     assert _why(View(replace(state, held=failed), turn=Turn(8, 20.0))) == "handover_failed"
-    assert _why(View(state.changed(control=replace(state.control, quitting=3.0)), turn=TURN)) == "control"
+    assert _why(View(replace(state, control=replace(state.control, quitting=3.0)), turn=TURN)) == "control"
     assert _why(View(state, turn=Turn(10, 1.0, phase="ending")), 10) == "turn", "its own turn is over"
 
 
@@ -252,7 +253,7 @@ def test_users_apart_stand_in_one_queue() -> None:
     (mine,) = instances(policy, ())
     held = queue_of(*(waiting(uid, 100 + uid, uid, 10.0 + uid) for uid in (8, 9)))
     section = instance(View(State(policy=mine, held=held)), 30.0, name="lab")
-    lane = State(policy=mine, lanes={7: Lane()}, held=queue_of(waiting(7, 107, 7, 10.0)))
+    lane = State(policy=mine, user=7, held=queue_of(waiting(7, 107, 7, 10.0)))
     seen = page(section, instance(View(lane), 30.0, name="lab-u7"))
     body = views.status(seen, views.About(), 30.0)
     assert [(one["position"], one["uid"]) for one in body["waiting"]] == [(1, 8), (2, 9), (3, 7)]

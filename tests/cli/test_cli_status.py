@@ -82,7 +82,7 @@ def test_a_drain_says_what_ends_when(served: Served) -> None:
     def page(deadline: float | None, *, restart: bool, at: int) -> str:
         backend = served.backend
         backend.turn = Turn(USER, START)
-        backend.state = backend.state.changed(drain=Drain(START, deadline, restart))
+        backend.state = replace(backend.state, drain=Drain(START, deadline, restart))
         lines = answer_text.status(backend.status(), answer_text.plain, datetime(2026, 11, 21, 0, 0, at, tzinfo=UTC))
         return " ".join(" ".join(lines).split())
 
@@ -101,7 +101,7 @@ def test_a_drain_says_what_ends_when(served: Served) -> None:
 def test_a_drain_of_root_has_that_name(served: Served) -> None:
     """It was "by user 0", because no program of root's had come."""
     backend = served.backend
-    backend.state = backend.state.changed(drain=Drain(START, None, by=0))
+    backend.state = replace(backend.state, drain=Drain(START, None, by=0))
     text = " ".join(answer_text.status(backend.status(), answer_text.plain, datetime(2026, 11, 21, tzinfo=UTC)))
     assert "by root, until mpsagent-cli resume" in text
 
@@ -196,11 +196,11 @@ def test_a_drain_is_the_first_word_of_status_and_probe_has_an_exit_status_for_it
     """It was "healthy" everywhere, with status 0, while no user got the GPU, and it survives a reboot."""
     backend = served.backend
     for restart, first in ((False, "draining"), (True, "healthy")):
-        backend.state = backend.state.changed(drain=Drain(START, None, restart, USER))
+        backend.state = replace(backend.state, drain=Drain(START, None, restart, USER))
         done = run(served, "status", TZ="UTC")
         assert done.stdout.splitlines()[0].startswith(f"● mpsagent {__version__}: {first}, up")
         assert "since 00:00:00, by alice, until" in " ".join(done.stdout.replace("2026-11-21 ", "").split())
-    backend.state = backend.state.changed(drain=Drain(START, None, by=USER))
+    backend.state = replace(backend.state, drain=Drain(START, None, by=USER))
     done = run(served, "probe", TZ="UTC")
     said = "draining since 2026-11-21 00:00:00, by alice: no new program is admitted until mpsagent-cli resume\n"
     assert (done.returncode, done.stdout) == (4, said)
@@ -210,5 +210,5 @@ def test_a_drain_is_the_first_word_of_status_and_probe_has_an_exit_status_for_it
     assert run(served, "probe").returncode == 1
     assert ": 1 problem, draining, up" in run(served, "status").stdout
     backend.conditions = ()
-    backend.state = backend.state.changed(drain=None)
+    backend.state = replace(backend.state, drain=None)
     assert run(served, "probe").stdout == "healthy\n"

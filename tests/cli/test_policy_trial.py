@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mpsagent.core.engine import Core
+from mpsagent.core.coordinator import Core
 from mpsagent.core.sessions import Session
 from mpsagent.mps.limits import Device
 from mpsagent.policy.files import load

@@ -61,7 +61,7 @@ class Large(StandIn):
         clients = {**state.clients, 1234567: Client(peer, since=START + 5, waited=4321.5, limits=LIMITS)}
         servers = {500: replace(state.servers[500], limits=LIMITS)}
         identities = {uid: Identity(uid, name) for uid, name in NAMES.items()}
-        self.state = replace(state.changed(servers=servers), identities=identities, clients=clients)
+        self.state = replace(state, servers=servers, identities=identities, clients=clients)
         self.memory = {1234567: 77 << 30}
         self.happen("action.failed", action="TerminateClient", reason="the turn of user 20001 is over, and two wait",
                     rule="turn.time_limit", pid=1234567, uid=USER, server=500, ok=False, text="silent")  # fmt: skip

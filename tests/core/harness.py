@@ -17,7 +17,7 @@ from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import ladder
 from mpsagent.core import transitions as tr
-from mpsagent.core.engine import Core, Step
+from mpsagent.core.coordinator import Core, Step
 from mpsagent.core.model import Key
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Device, Limits
@@ -213,7 +213,7 @@ class Stage:
             raise AssertionError("decided twice at the same time")
         deadline = core.deadline()
         assert deadline is None or deadline > self.now, (deadline, self.now)
-        self.kept = tuple(one for lane in core.memories.lanes.values() for one in ladder.begun(lane.ladder))
+        self.kept = tuple(one for lane in core.engines.values() for one in ladder.begun(lane.memories.ladder))
         for action in step.actions:
             assert action.reason, action
             assert "None" not in action.reason, action
@@ -371,7 +371,7 @@ class Stage:
     def _check_refusal(self, said: link.Refuse) -> None:
         assert self.core is not None
         held = self.core.state.held[said.connection]
-        view = self.core.view(self.core.state.lane_of(held.uid))
+        view = self.core.view(held.uid if held.uid in self.core.engines else None)
         self.refused.append(held.uid)
         assert view.denied(held.uid) or view.given_up is not None, said
 
@@ -498,9 +498,9 @@ class Stage:
         self.after(0.008, lambda: self._finish(core, action, True, held=proc.held))
 
     def _reconcile(self, core: Core, mps: Mps, action: act.Reconcile) -> None:
-        if core is not self.core or action.lane not in core.state.lanes:
+        if core is not self.core or action.lane not in core.engines:
             return
-        now, servers, known = self.now, mps.servers, core.state.lanes[action.lane].servers
+        now, servers, known = self.now, mps.servers, core.engines[action.lane].state.servers
         told: list[inp.Input] = [inp.ServersListed(now, {pid: s.uid for pid, s in servers.items()}, frozenset(known))]
         fresh = [pid for pid in servers if pid not in known]
         for pid in dict.fromkeys((*action.servers, *fresh)):

@@ -356,7 +356,7 @@ def test_of_two_that_came_at_once_the_second_may_stand_in_the_log_first() -> Non
     (server,) = stage.core.state.servers.values()
     log = {second.pid: server.attached[second.pid]}
     early = replace(server, limits=stage.limits(ALICE), reported=True, attached=log)
-    state = stage.core.state.changed(servers={server.pid: early})
+    state = replace(stage.core.state, servers={server.pid: early})
     said = [
         one
         for one in limits.decide(View(state), limits.Memory(begun=0.0), stage.now).actions

@@ -29,7 +29,7 @@ def of_alice(more: str = "") -> Stage:
 
 def alive(stage: Stage, uid: int) -> bool:
     assert stage.core is not None
-    return uid in stage.core.state.lanes and stage.core.view(uid).control_alive
+    return uid in stage.core.engines and stage.core.view(uid).control_alive
 
 
 def quits(stage: Stage) -> list[float]:
@@ -246,7 +246,7 @@ def test_another_way_of_sharing_takes_hold_when_the_clients_have_ended(way: str)
     assert stage.at_work() == {ALICE}
     assert not stage.daemons[None].control
     assert stage.core is not None
-    reasons = [one.why for lane in stage.core.state.lanes for one in waiting(stage.core.view(lane), stage.now)]
+    reasons = [one.why for lane in stage.core.engines for one in waiting(stage.core.view(lane), stage.now)]
     assert {why.word for why in reasons} == {"daemon"}
     stage.ends(alice)
     stage.run(5)

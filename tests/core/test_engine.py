@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpsagent.core import actions as act
-from mpsagent.core import confirmation, engine, reduce
+from mpsagent.core import confirmation, coordinator, engine, reduce
 from mpsagent.core import inputs as inp
-from mpsagent.core.engine import Core, Step
+from mpsagent.core.coordinator import Core, Step
 from mpsagent.core.queue import Held, Queue
 from mpsagent.core.rule import Decision
 from mpsagent.mps import events as ev
@@ -76,11 +76,12 @@ class Broken(Exception):
     """A mistake in a rule."""
 
 
-@pytest.mark.parametrize("name", [name for name, _ in engine._RULES])
+@pytest.mark.parametrize("name", [name for name, _ in (*coordinator._RULES, *engine.RULES)])
 def test_a_mistake_in_one_rule_stops_no_other(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """It is told, asked again a second later, and decides again once it can."""
     core, asked = Core(), []
-    rules = dict(engine._RULES)
+    where = (coordinator, "_RULES") if name in dict(coordinator._RULES) else (engine, "RULES")
+    rules = dict(getattr(*where))
 
     class Mistaken:
         note = staticmethod(getattr(rules[name], "note", lambda memory, done: memory))
@@ -99,7 +100,7 @@ def test_a_mistake_in_one_rule_stops_no_other(monkeypatch: pytest.MonkeyPatch, n
             return Decision(memory)
 
     others: list[float] = []
-    monkeypatch.setattr(engine, "_RULES", tuple((one, Mistaken if one == name else rules[one]) for one in rules))
+    monkeypatch.setattr(*where, tuple((one, Mistaken if one == name else rules[one]) for one in rules))
     monkeypatch.setattr(engine.ladder, "decide", Last.decide)
     step = core.receive(inp.PolicyChanged(0.0, policy("")), 0.0)
     assert [(rule, type(error)) for rule, error in step.mistakes] == [(name, Broken)]

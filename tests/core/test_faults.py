@@ -203,7 +203,7 @@ def test_a_fault_that_nothing_ends_is_reported_once_and_is_a_problem(where: str)
     assert "does not enforce this" in report.reason
     assert stage.core is not None
     told = []
-    for lane in stage.core.state.lanes:
+    for lane in stage.core.engines:
         conditions = Conditions()
         note_lane(conditions, stage.core, lane, stage.now)
         told += problems(conditions.all())

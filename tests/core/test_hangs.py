@@ -351,7 +351,7 @@ def test_what_has_mended_by_itself_needs_no_person() -> None:
     stage.run(2)
     assert stage.working(client)
     assert stage.core is not None
-    assert not stage.core.memories.lanes[None].hangs.failed
+    assert not stage.core.engines[None].memories.hangs.failed
 
 
 def test_a_daemon_that_dies_at_once_after_each_start_counts_as_well() -> None:
@@ -364,7 +364,7 @@ def test_a_daemon_that_dies_at_once_after_each_start_counts_as_well() -> None:
     assert all(b - a >= hangs.BACKOFF_MOST for a, b in pairwise(starts[hangs.GIVE_UP_AFTER - 1 :]))
     assert len(starts) > hangs.GIVE_UP_AFTER
     assert stage.core is not None
-    assert stage.core.memories.lanes[None].hangs.failed
+    assert stage.core.engines[None].memories.hangs.failed
 
 
 def test_a_daemon_that_dies_once_a_day_is_started_at_once() -> None:
@@ -375,7 +375,7 @@ def test_a_daemon_that_dies_once_a_day_is_started_at_once() -> None:
         stage.run(0.5)
         assert stage.mps.control
     assert stage.core is not None
-    assert not stage.core.memories.lanes[None].hangs.failed
+    assert not stage.core.engines[None].memories.hangs.failed
 
 
 @both
@@ -386,7 +386,7 @@ def test_a_restart_that_a_person_orders_is_no_crash(shared: bool) -> None:
         stage.run(2)
         assert stage.mps.control
     assert stage.core is not None
-    assert not stage.core.memories.lanes[None].hangs.failed
+    assert not stage.core.engines[None].memories.hangs.failed
 
 
 def test_a_restart_that_is_ordered_while_a_daemon_starts_starts_no_second_one() -> None:

@@ -47,7 +47,7 @@ def test_ending_one_client_hurts_no_neighbour(how: dict[str, bool], shared: bool
     assert stage.working(neighbour)
     assert stage.mps.hurt == set()
     assert stage.core is not None
-    assert stage.core.memories.lanes[None].ladder.climbs == {}
+    assert stage.core.engines[None].memories.ladder.climbs == {}
     (ended,) = stage.happened(tr.ClientEnded)
     assert isinstance(ended, tr.ClientEnded)
     assert (ended.pid, ended.outcome) == (victim.pid, "ended")

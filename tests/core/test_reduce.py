@@ -13,6 +13,7 @@ from mpsagent.core import actions as act
 from mpsagent.core import admission
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
+from mpsagent.core.coordinator import Core
 from mpsagent.core.model import FAULT_WITHIN, State, Status
 from mpsagent.core.reduce import reduce
 from mpsagent.core.view import View
@@ -136,13 +137,12 @@ def test_a_stopped_server_stays_in_the_lane_of_its_user() -> None:
     """It was put into the lane of all users as well, and was shown for ever after its end."""
     lines = [ev.ContextConnected(2, 100, 200, 0), ev.ContextConnected(2, 100, 200, 1)]
     user = [inp.Of(1001, one) for one in (inp.ControlRuns(0, 10, 0, "/s"), *READY, *lines)]
-    state = knocked(apply_all(State(), [inp.LaneOpened(0, 1001), *user]), 1)
-    state = apply(
-        state, inp.Of(1001, said.passed(1.5, 1, inp.Peer(200, 1001, 0, PEER.start), Limits(20.0), False, 0.1))
-    )
-    state = apply_all(state, [inp.ProcessEnded(4.3, 200), inp.ProcessesSeen(4.5, frozenset({100}), {}, {})])
-    assert state.servers[100].doubt.until > 5.5
-    assert [set(one.servers) for one in state.lanes.values()] == [set(), {100}]
+    core = Core()
+    core.absorb([inp.LaneOpened(0, 1001), *user, said.knocked(1.0, 1, PEER, 1.0)])
+    passed = said.passed(1.5, 1, inp.Peer(200, 1001, 0, PEER.start), Limits(20.0), False, 0.1)
+    core.absorb([inp.Of(1001, passed), inp.ProcessEnded(4.3, 200), inp.ProcessesSeen(4.5, frozenset({100}), {}, {})])
+    assert core.state.servers[100].doubt.until > 5.5
+    assert [set(one.state.servers) for one in core.engines.values()] == [set(), {100}]
 
 
 def test_the_server_itself_says_how_many_clients_it_takes() -> None:
@@ -245,7 +245,7 @@ def test_a_server_that_is_just_starting_is_not_root_s_because_it_still_runs_as_r
 def test_a_server_that_does_not_start_counts_as_that_whatever_mps_said_of_it_last() -> None:
     """550 without a GPU says FAULT of it: it had a fault then, and was tried without a pause."""
     events = ev.ServerStarting(1, 100, 1001), inp.ServerStatusSeen(1.04, 100, "FAULT"), ev.ServerExited(1.05, 100, 1)
-    failure = apply_all(daemon(), events).lane.start_failure
+    failure = apply_all(daemon(), events).start_failure
     assert failure is not None
     assert failure.count == 1
 
@@ -414,7 +414,7 @@ def test_no_order_of_inputs_raises_and_the_state_stays_whole(events: list[inp.In
         assert all(s.status is not Status.FAULT or s.fault_since is not None for s in state.servers.values())
         # Without a word of its leaving only whom others came through (Client.unseen, State.carries).
         assert all(c.detached is None or c.said_left is not None or c.server is None for c in state.clients.values())
-        assert not set(state.servers) & set(state.lane.ended)
+        assert not set(state.servers) & set(state.ended)
         queue = state.held
         assert sorted(held.connection for uid in queue.users() for held in queue.line(uid)) == sorted(queue)
         assert queue.handing == {number for number, held in queue.items() if held.handing is not None}
@@ -441,8 +441,8 @@ def test_the_state_is_bounded_whatever_the_logs_say() -> None:
         state = apply(state, ev.ContextConnected(i, 10000, 30000 + i, 0))
         state = apply(state, ev.ClientDisconnected(i, 10000 + i, 40000 + i))
     assert len(state.servers) <= 64
-    assert len(state.lane.ended) <= 64
-    assert len(state.lane.left) <= 256
+    assert len(state.ended) <= 64
+    assert len(state.left) <= 256
 
 
 def test_what_is_kept_of_one_server_is_bounded_whatever_its_log_says() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpsagent.core.engine import _section
+from mpsagent.core.coordinator import _section
 
 
 @pytest.mark.parametrize(

@@ -245,7 +245,7 @@ def test_action_quit_restarts_the_daemon_and_who_waits_is_held(shared: bool) -> 
         stage.run(1)
     assert stage.gate.turned_away == []
     assert stage.core is not None
-    assert not stage.core.memories.lanes[None].hangs.failed  # it is no crash
+    assert not stage.core.engines[None].memories.hangs.failed  # it is no crash
     assert stage.mps.hurt == set()
 
 

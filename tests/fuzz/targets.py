@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from mpsagent.agent import saved
 from mpsagent.agent.orders import ORDERS, Orders
 from mpsagent.core import inputs as inp
-from mpsagent.core.engine import Core
+from mpsagent.core.coordinator import Core
 from mpsagent.core.inputs import Peer
 from mpsagent.gate import frontends
 from mpsagent.gate import handover as ho

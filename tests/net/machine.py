@@ -29,7 +29,7 @@ from mpsagent.cli import ask, client, event_lines, verbs
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import placement
-from mpsagent.core.engine import Core, Step
+from mpsagent.core.coordinator import Core, Step
 from mpsagent.core.model import Key
 from mpsagent.core.outside import Outsider
 from mpsagent.core.sessions import Sessions
@@ -226,7 +226,7 @@ class Instance(Stage):
             key: SimpleNamespace(
                 key=key, name=apart.lane_name(self.name, key), conditions=self._conditions.setdefault(key, Conditions())
             )
-            for key in self.state.lanes
+            for key in self.core.engines
         }
 
     def note(self) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
-from mpsagent.core.engine import Core
+from mpsagent.core.coordinator import Core
 from mpsagent.mps.limits import Device, Limits, Total
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity

@@ -34,8 +34,8 @@ class Memory:
 def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     state, rule = view.state, view.instance_rule("sharing")
     todo: list[act.Action] = []
-    failed = {uid: one for uid, one in memory.failed.items() if uid not in state.lanes and state.held.first(uid)}
-    over = [uid for uid in state.lanes if uid is not None and _over(view, uid)]
+    failed = {uid: one for uid, one in memory.failed.items() if uid not in view.daemons and state.held.first(uid)}
+    over = [uid for uid in view.daemons if uid is not None and _over(view, uid)]
     for uid in over:
         todo.append(act.CloseLane(uid=uid, reason=f"the control daemon of user {uid} has ended", rule=rule))
     memory = replace(memory, going=memory.going.union(over), failed=failed)
@@ -75,16 +75,16 @@ def short(view: View) -> bool:
 def _due(view: View) -> Iterator[int]:
     """Users who are held and have no control daemon, first come first."""
     state = view.state
-    users = (uid for uid in state.held.users() if uid not in state.lanes and view.welcome([uid]))
+    users = (uid for uid in state.held.users() if uid not in view.daemons and view.welcome([uid]))
     return (uid for uid in users if not (view.outgoing and view.keeps(uid)))
 
 
 def _over(view: View, uid: int) -> bool:
     """It has no control daemon, and no user who needs one. One that does not start is tried again where it may."""
-    state, control = view.state, view.state.lanes[uid].control
+    state, control = view.state, view.daemons[uid].control
     if (control is not None and control.proven) or uid in view.starting or not view.synced:
         return False
-    if any(client.lane == uid for client in state.clients.values()):
+    if view.daemons[uid].clients:
         return False
     if view.policy.sharing != "per-user":
         return True
