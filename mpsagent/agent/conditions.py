@@ -66,7 +66,7 @@ WAIT_SLACK = 5.0
 
 def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
     """Note the health of an instance, and of the lane of all users, from the engine's state."""
-    note_lane(conditions, core, None, now)
+    note_daemon(conditions, core, None, now)
     state, view = core.state, core.view()
     users = ", ".join([f"user {uid}: {why}" for uid, why in view.unconfirmed(now).items()][:5])
     what = f"MPS does not confirm limits, so the fallback limits are used ({users})" if users else None
@@ -89,7 +89,7 @@ def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
         conditions.set(topic, what, now, sure=False)
 
 
-def note_lane(conditions: Conditions, core: Core, lane: Key, now: float) -> None:
+def note_daemon(conditions: Conditions, core: Core, lane: Key, now: float) -> None:
     """Note the health of one control daemon from the engine's state."""
     view, memories = core.view(lane), core.engines[lane].memories
     state = view.state

@@ -173,7 +173,7 @@ class GateSide:
                 process.close()
             peer = kept.peer._replace(command=command(pid), lineage=lineage(pid) if leases else ())
             event = inp.ClientRemembered(now, peer, kept.what)
-            found.append(event if kept.lane is None else inp.Of(kept.lane, event))
+            found.append(event if kept.daemon is None else inp.Of(kept.daemon, event))
         self._people.meet([one.peer.uid for one in remembered.values()])
         return found
 

@@ -17,7 +17,7 @@ from mpsagent.agent import gpus, policies, saved
 from mpsagent.agent.bypass import Bypass, Inside
 from mpsagent.agent.clients import Clients
 from mpsagent.agent.clock import SteadyClock, until_next
-from mpsagent.agent.conditions import Conditions, note_conditions, note_lane
+from mpsagent.agent.conditions import Conditions, note_conditions, note_daemon
 from mpsagent.agent.executor import mps_environment
 from mpsagent.agent.gate_side import GateSide
 from mpsagent.agent.journaling import Telling
@@ -170,7 +170,7 @@ class Agent(Recorder):
     def record(self, kind: str, at: float, **fields: object) -> int:
         """``lane`` among the fields: the user whose lane it is about."""
         lane = fields.pop("lane", None)
-        name = apart.lane_name(self.name, lane if isinstance(lane, int) else None)
+        name = apart.daemon_name(self.name, lane if isinstance(lane, int) else None)
         return super().record(kind, at, **({"instance": name, **fields} if self._named() else fields))
 
     # --- start and stop -----------------------------------------------------------------------------------------------
@@ -230,10 +230,10 @@ class Agent(Recorder):
             lane.prepare()
             self.lanes[uid] = lane
             self._changed()
-            await self._begin(lane, inp.LaneOpened(self.clock.now(), uid))
+            await self._begin(lane, inp.DaemonOpened(self.clock.now(), uid))
         except (Exception, asyncio.CancelledError):  # not GeneratorExit: nothing can be awaited then
             self.lanes.pop(uid, None)
-            self.absorb([inp.LaneClosed(self.clock.now(), uid)])
+            self.absorb([inp.DaemonClosed(self.clock.now(), uid)])
             await lane.end()
             raise
 
@@ -249,15 +249,15 @@ class Agent(Recorder):
             return str(error)
         return None
 
-    async def _open(self, action: act.OpenLane) -> None:
+    async def _open(self, action: act.OpenDaemon) -> None:
         known = "apart" in self.conditions.topics()
         why = await self._made(action.uid)
         now = self.clock.now()
         if why is not None and not known:
-            self.record("action.failed", now, action="OpenLane", text=why, **action_record(action, self.policy))
+            self.record("action.failed", now, action="OpenDaemon", text=why, **action_record(action, self.policy))
         self.take([act.Done(now, action, why is None, why or "")])
 
-    async def _close(self, action: act.CloseLane) -> None:
+    async def _close(self, action: act.CloseDaemon) -> None:
         lane = self.lanes.pop(action.uid)
         self.going[lane.name] = None
         try:
@@ -442,10 +442,10 @@ class Agent(Recorder):
     def _dispatch(self, action: act.Action, now: float) -> None:
         if isinstance(action, act.Report):
             if self._worth_it(action, now):
-                self.record(action.kind, now, lane=action.lane, **action_record(action, self.policy))
+                self.record(action.kind, now, lane=action.daemon, **action_record(action, self.policy))
             return
-        if isinstance(action, act.OpenLane | act.CloseLane):
-            self.spawn(self._open(action) if isinstance(action, act.OpenLane) else self._close(action))
+        if isinstance(action, act.OpenDaemon | act.CloseDaemon):
+            self.spawn(self._open(action) if isinstance(action, act.OpenDaemon) else self._close(action))
             return
         if self._pending >= MOST_PENDING:
             what = f"{MOST_PENDING} actions are under way; {type(action).__name__} was dropped"
@@ -457,7 +457,7 @@ class Agent(Recorder):
         self.spawn(self._perform(action))
 
     async def _perform(self, action: act.Action) -> None:
-        fields, lane = {**action_record(action, self.policy), "lane": action.lane}, self.lanes.get(action.lane)
+        fields, lane = {**action_record(action, self.policy), "lane": action.daemon}, self.lanes.get(action.daemon)
         # A pause is on record for the user; 48 processes each 20 s would wash everything else away.
         quiet = isinstance(action, act.Freeze | act.Thaw)
         number = 0
@@ -487,7 +487,7 @@ class Agent(Recorder):
         for key, lane in self.lanes.items():
             lane.note_conditions()
             if key is not None and key in self.core.engines:
-                note_lane(lane.conditions, self.core, key, now)
+                note_daemon(lane.conditions, self.core, key, now)
         self.conditions.set("store", self.store.problem, now, "a drain and who is being ended do not outlive the agent")
 
     # --- on record ---
@@ -499,7 +499,7 @@ class Agent(Recorder):
             self._write(one)
 
     def _write(self, one: Transition) -> None:
-        self.record(one.kind, one.at, lane=one.lane, **transition_fields(one))
+        self.record(one.kind, one.at, lane=one.daemon, **transition_fields(one))
 
     def _worth_it(self, one: Transition | act.Report, now: float) -> bool:
         if self._worth.may(one, now):

@@ -65,7 +65,7 @@ class Lane:
         make_supervisor: MakeSupervisor,
     ) -> None:
         self.key = key
-        self.name = apart.lane_name(policy.instance, key)
+        self.name = apart.daemon_name(policy.instance, key)
         self.conditions = conditions
         self.up_since: float | None = None
         """Since when the control daemon runs."""

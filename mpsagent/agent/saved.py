@@ -111,7 +111,7 @@ def _client_row(one: Client) -> dict[str, Any]:
     peer, limits = one.peer, one.limits
     return {
         "pid": peer.pid, "start": peer.start, "uid": peer.uid, "gid": peer.gid, "cgroup": peer.cgroup,
-        "lane": one.lane, "since": one.since, "waited": round(one.waited, 3),
+        "lane": one.daemon, "since": one.since, "waited": round(one.waited, 3),
         "limits": None if limits is None else limits.as_json(),
         "most_memory": None if one.most_memory is None else Limits(memory=one.most_memory).as_json()["memory"],
         "fail_safe": one.fail_safe, "connections": one.connections, "terminated": one.terminated,
@@ -120,10 +120,10 @@ def _client_row(one: Client) -> dict[str, Any]:
 
 
 class Kept(NamedTuple):
-    """A client as an earlier agent has kept it. ``lane``: the user whose lane it was in."""
+    """A client as an earlier agent has kept it. ``daemon``: the user whose own control daemon it was."""
 
     peer: inp.Peer
-    lane: int | None
+    daemon: int | None
     what: inp.Remembered
 
 

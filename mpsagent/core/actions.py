@@ -12,14 +12,14 @@ from mpsagent.wire.value import Value
 
 
 class Action(Value, Told):
-    """Base of all actions. ``enforce`` False: report what would be done, do nothing. ``lane``: the user whose control
+    """Base of all actions. ``enforce`` False: report what would be done, do nothing. ``daemon``: the user whose control
     daemon it is about, None: that of all."""
 
     _: KW_ONLY
     reason: str
     rule: str
     enforce: bool = True
-    lane: int | None = None
+    daemon: int | None = None
 
 
 class TellGate(Action):
@@ -28,14 +28,14 @@ class TellGate(Action):
     message: link.FromAgent
 
 
-class OpenLane(Action):
-    """Make a lane for this user: directories, and what may run and be written there already."""
+class OpenDaemon(Action):
+    """Make a control daemon for this user: its directories, and what may run and be written there already."""
 
     template = "made the directories of a control daemon{uid:of}"
     uid: int
 
 
-class CloseLane(Action):
+class CloseDaemon(Action):
     """Nothing runs there: take its directories away."""
 
     template = "removed the directories of the control daemon{uid:of}"
@@ -211,7 +211,7 @@ def action_fields(action: Action) -> dict[str, object]:
     found: dict[str, object] = {}
     for one in fields(action):
         value = getattr(action, one.name)
-        if value is None or one.name in ("kind", "lane"):
+        if value is None or one.name in ("kind", "daemon"):
             continue
         found[one.name] = list(value) if isinstance(value, tuple) else value
     return found

@@ -59,7 +59,7 @@ class Memory:
     released: frozenset[tuple[int, int]] = frozenset()
     """Processes (pid, start) that the gate was asked to forget."""
     held_up: Mapping[int, float] = field(default_factory=dict)
-    """What of ``Lane.held_up`` the gate was told."""
+    """What of ``State.held_up`` the gate was told."""
     again_at: float = float("-inf")
 
 

@@ -33,9 +33,9 @@ def bounded(mapping: dict[K, V], size: int) -> dict[K, V]:
     return mapping
 
 
-def of_lane(one: T, lane: Key) -> T:
-    """A transition or an action, said to be of this lane unless it says of which it is."""
-    return one if lane is None or one.lane is not None else replace(one, lane=lane)
+def of_daemon(one: T, daemon: Key) -> T:
+    """A transition or an action, said to be of this control daemon unless it says of which it is."""
+    return one if daemon is None or one.daemon is not None else replace(one, daemon=daemon)
 
 
 def put(state: State, server: Server) -> State:

@@ -16,7 +16,7 @@ from mpsagent.core import actions as act
 from mpsagent.core import admission, caps, ladder, own_daemons, pause, turn_memory, turns, unenforced
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
-from mpsagent.core.changes import T, of_lane
+from mpsagent.core.changes import T, of_daemon
 from mpsagent.core.engine import Engine, Memories, Mistake, Rules
 from mpsagent.core.model import SHARED, Client, Key, State
 from mpsagent.core.reduce import OF_ALL, kind_of, not_handed, reduce, reduce_each
@@ -196,12 +196,12 @@ class Core(Rules):
 
     def _reduce(self, event: inp.Input | act.Done) -> list[Transition]:
         """Take one input in. A mistake in what is made of one keeps no other from being taken in."""
-        key, what = (event.lane, event.what) if isinstance(event, inp.Of) else (self._whose(event), event)
+        key, what = (event.daemon, event.what) if isinstance(event, inp.Of) else (self._whose(event), event)
         try:
             match event:
-                case inp.LaneOpened():
+                case inp.DaemonOpened():
                     return self._open(event)
-                case inp.LaneClosed():
+                case inp.DaemonClosed():
                     return self._close(event)
             if not isinstance(event, inp.Of) and len(self.engines) > 1 and kind_of(event) in OF_ALL:
                 return self._spread(event)
@@ -209,7 +209,7 @@ class Core(Rules):
                 return []
             after, happened = reduce(engine.state, what)
             self._became(engine, after)
-            return [of_lane(one, key) for one in happened]
+            return [of_daemon(one, key) for one in happened]
         except Exception as error:
             name = f"reduce({getattr(kind_of(what), '__name__', kind_of(what))})"
             if all(name != known for known, _ in self.mistakes):
@@ -220,9 +220,9 @@ class Core(Rules):
         """Return the control daemon that an input is about which does not name it."""
         match event:
             case inp.ProcessEnded() if event.pid in self.state.clients:
-                return self.state.clients[event.pid].lane
+                return self.state.clients[event.pid].daemon
             case act.Done():
-                return event.action.lane
+                return event.action.daemon
         return None
 
     def _became(self, engine: Engine, after: State) -> None:
@@ -259,13 +259,13 @@ class Core(Rules):
                 parts["servers"] = {pid: after.servers[pid] for pid in mine.servers if pid in after.servers}
             changed = {name: one for name, one in parts.items() if one is not getattr(state, name)}
             engine.state = replace(state, **changed) if changed else state
-        return [of_lane(one, self._key(getattr(one, "uid", None))) for one in happened]
+        return [of_daemon(one, self._key(getattr(one, "uid", None))) for one in happened]
 
     def _key(self, uid: int | None) -> Key:
         """Return the control daemon of a user's clients."""
         return uid if uid in self.engines else None
 
-    def _open(self, event: inp.LaneOpened) -> list[Transition]:
+    def _open(self, event: inp.DaemonOpened) -> list[Transition]:
         """A user has a control daemon of its own. It knows which lines its user was told before."""
         if event.uid in self.engines:
             return []
@@ -278,28 +278,28 @@ class Core(Rules):
         self._whole = whole
         return self._moved(event.uid, event.at, None, event.uid)
 
-    def _close(self, event: inp.LaneClosed) -> list[Transition]:
+    def _close(self, event: inp.DaemonClosed) -> list[Transition]:
         """A user's own control daemon has gone. What the user has waiting waits at that of all users."""
         if (gone := self.engines.pop(event.uid, None)) is None:
             return []
         self._number = max(self._number, gone.memories.admission.number)
         first, whole = self.engines[None], self.state
-        left = {pid: replace(one, lane=None) for pid, one in gone.state.clients.items()}
+        left = {pid: replace(one, daemon=None) for pid, one in gone.state.clients.items()}
         held = whole.held.without_users(self.engines)
         first.state = replace(first.state, held=held, clients={**first.state.clients, **left})
         servers = {pid: one for pid, one in whole.servers.items() if pid not in gone.state.servers}
         whole = replace(whole, clients={**whole.clients, **left}, servers=servers)
         self._whole = None if len(self.engines) == 1 else whole
-        return [of_lane(one, event.uid) for one in self._moved(event.uid, event.at, event.uid, None)]
+        return [of_daemon(one, event.uid) for one in self._moved(event.uid, event.at, event.uid, None)]
 
     def _moved(self, uid: int, at: float, before: Key, to: Key) -> list[Transition]:
         if all(held.of_client for held in self.state.held.line(uid)):
             return []
         instance = self.state.policy.instance
-        return [tr.UserMoved(at, uid, apart.lane_name(instance, before), apart.lane_name(instance, to))]
+        return [tr.UserMoved(at, uid, apart.daemon_name(instance, before), apart.daemon_name(instance, to))]
 
     def _applied(self, event: inp.Input | act.Done) -> None:
-        key, what = (event.lane, event.what) if isinstance(event, inp.Of) else (None, event)
+        key, what = (event.daemon, event.what) if isinstance(event, inp.Of) else (None, event)
         if not isinstance(what, inp.GateSaid) or not isinstance(what.what, link.Applied) or key not in self.engines:
             return
         engine = self.engines[key]
@@ -310,7 +310,7 @@ class Core(Rules):
 
     def _note(self, done: act.Done) -> None:
         self.note(_RULES, done)
-        if (engine := self.engines.get(done.action.lane)) is not None:
+        if (engine := self.engines.get(done.action.daemon)) is not None:
             engine.noted(done)
 
     # --- one pass -----------------------------------------------------------------------------------------------------
@@ -338,8 +338,8 @@ class Core(Rules):
             if not engine.rests(above, now):
                 awake.append((key, engine))
                 take(engine.decide(above, now), key)
-        for closed in [one for one in actions if isinstance(one, act.CloseLane)]:
-            happened += self._reduce(inp.LaneClosed(now, closed.uid))
+        for closed in [one for one in actions if isinstance(one, act.CloseDaemon)]:
+            happened += self._reduce(inp.DaemonClosed(now, closed.uid))
         for request in requests:
             actions += self._take(request, now)
         self.view()
@@ -353,12 +353,12 @@ class Core(Rules):
 
     def _named(self, one: T, key: Where) -> T:
         """Name the control daemon that it is about."""
-        return of_lane(one, self._key(getattr(one, "uid", None)) if key == "all" else key)
+        return of_daemon(one, self._key(getattr(one, "uid", None)) if key == "all" else key)
 
     def _take(self, wanted: EndClient | inp.Begun, now: float) -> tuple[act.Action, ...]:
         """Put a client on the ladder of its control daemon, or return the report of an end that is not enforced."""
         client = self.state.clients.get(wanted.pid)
-        key = None if client is None else client.lane
+        key = None if client is None else client.daemon
         engine, view = self.engines[key], self.view(key)
         try:
             memory = engine.memories.ladder
@@ -385,8 +385,8 @@ class Core(Rules):
                 self._take(begun, now)
         elif isinstance(event, inp.RestartOrdered):
             return [action for engine in self.engines.values() for action in engine.restart(event)]
-        elif isinstance(event, inp.Of) and isinstance(event.what, inp.RestartOrdered) and event.lane in self.engines:
-            return self.engines[event.lane].restart(event.what)
+        elif isinstance(event, inp.Of) and isinstance(event.what, inp.RestartOrdered) and event.daemon in self.engines:
+            return self.engines[event.daemon].restart(event.what)
         return []
 
     def _end_client(self, event: inp.EndOrdered, now: float) -> None:
@@ -404,7 +404,7 @@ def _shared(before: State, after: State) -> dict[str, Any]:
 def _by_daemon(clients: Mapping[int, Client]) -> dict[Key, dict[int, Client]]:
     found: dict[Key, dict[int, Client]] = {}
     for pid, one in clients.items():
-        found.setdefault(one.lane, {})[pid] = one
+        found.setdefault(one.daemon, {})[pid] = one
     return found
 
 

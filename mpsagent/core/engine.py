@@ -180,7 +180,7 @@ class Engine(Rules):
             return []
         timeout = max(1, round(self.state.policy.kill_grace))
         reason = f"restart ordered by user {event.by}"
-        return [act.QuitControl(timeout=timeout, reason=reason, rule="order", lane=self.state.user)]
+        return [act.QuitControl(timeout=timeout, reason=reason, rule="order", daemon=self.state.user)]
 
 
 RULES: Named = (

@@ -298,29 +298,29 @@ class Resumed(NamedTuple):
     ending: tuple[Begun, ...]
 
 
-# --- of one of several lanes ------------------------------------------------------------------------------------------
+# --- of one of several control daemons --------------------------------------------------------------------------------
 
 
-class LaneOpened(NamedTuple):
-    """A user has a lane: where the user's connections wait from now on."""
+class DaemonOpened(NamedTuple):
+    """A user has a control daemon of its own: the user's connections wait there from now on."""
 
     at: float
     uid: int
 
 
-class LaneClosed(NamedTuple):
+class DaemonClosed(NamedTuple):
     at: float
     uid: int
 
 
 class Of(NamedTuple):
-    """What is about one control daemon: that of the user ``lane``, None: that of all users."""
+    """What is about one control daemon: that of the user ``daemon``, None: that of all users."""
 
-    lane: int | None
+    daemon: int | None
     what: Line | GateSaid[Any] | ClientRemembered | KernelInput | AnswerInput | PersonInput
 
 
-LaneInput = LaneOpened | LaneClosed | Of
+DaemonInput = DaemonOpened | DaemonClosed | Of
 GateInput = GateSaid[Any] | GateLost | ClientRemembered
 KernelInput = ProcessEnded | ControlRuns | ControlGone | ProcessesSeen | MemorySeen | Worked
 AnswerInput = ServerStatusSeen | ServersListed | ClientsListed | DaemonSilent
@@ -337,4 +337,4 @@ PersonInput = (
     | LeaseEnded
     | Resumed
 )
-Input = Line | GateInput | KernelInput | AnswerInput | PersonInput | LaneInput
+Input = Line | GateInput | KernelInput | AnswerInput | PersonInput | DaemonInput

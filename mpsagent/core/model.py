@@ -44,7 +44,7 @@ SEEN_EVERY = 1.0
 
 
 Key = int | None
-"""Of a lane: the user whose own it is; None: it is for all users."""
+"""Of a control daemon: the user whose own it is, None for that of all users."""
 
 
 class Status(StrEnum):
@@ -213,7 +213,7 @@ class Client:
     """The number of the lease with which it was let in."""
     job: str | None = None
     """That lease's name."""
-    lane: Key = None
+    daemon: Key = None
     frozen: float | None = None
     """Since when it is frozen, because its user is paused; also where its owner had stopped it before."""
     counts: bool = True

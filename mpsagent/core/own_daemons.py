@@ -18,13 +18,13 @@ from mpsagent.core.view import View
 MOST_NAMED = 5
 """Users that a reason names."""
 AGAIN = 5.0
-"""Seconds until a lane that could not be made is tried again."""
+"""Seconds until a control daemon that could not be made is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """``making``, ``going``: users whose lanes are being made, or taken away; ``failed``: when one that could not be
-    made is tried again, and why it could not."""
+    """``making``, ``going``: users whose control daemons are being made, or taken away; ``failed``: when one that could
+    not be made is tried again, and why it could not."""
 
     making: frozenset[int] = frozenset()
     going: frozenset[int] = frozenset()
@@ -37,7 +37,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     failed = {uid: one for uid, one in memory.failed.items() if uid not in view.daemons and state.held.first(uid)}
     over = [uid for uid in view.daemons if uid is not None and _over(view, uid)]
     for uid in over:
-        todo.append(act.CloseLane(uid=uid, reason=f"the control daemon of user {uid} has ended", rule=rule))
+        todo.append(act.CloseDaemon(uid=uid, reason=f"the control daemon of user {uid} has ended", rule=rule))
     memory = replace(memory, going=memory.going.union(over), failed=failed)
     if (view.elsewhere or view.outgoing) and view.synced and state.drain is None:
         for uid in _due(view):
@@ -45,7 +45,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
                 break
             if uid in memory.making | memory.going or (uid in failed and now < failed[uid][0]):
                 continue
-            todo.append(act.OpenLane(uid=uid, reason=f"user {uid} is held and has no control daemon", rule=rule))
+            todo.append(act.OpenDaemon(uid=uid, reason=f"user {uid} is held and has no control daemon", rule=rule))
             memory = replace(memory, making=memory.making | {uid})
     wakes = [at for uid, (at, _) in failed.items() if uid not in memory.making and now < at]
     return Decision(memory, tuple(todo), wake=min(wakes, default=None))
@@ -93,10 +93,10 @@ def _over(view: View, uid: int) -> bool:
 
 def note(memory: Memory, done: act.Done) -> Memory:
     match done.action:
-        case act.OpenLane(uid=uid):
+        case act.OpenDaemon(uid=uid):
             failed = {one: why for one, why in memory.failed.items() if one != uid}
             failed |= {} if done.ok else {uid: (done.at + AGAIN, done.text)}
             return replace(memory, making=memory.making - {uid}, failed=failed)
-        case act.CloseLane(uid=uid):
+        case act.CloseDaemon(uid=uid):
             return replace(memory, going=memory.going - {uid})
     return memory

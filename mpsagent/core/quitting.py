@@ -78,13 +78,13 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
 
 
 def old_way(view: View) -> str | None:
-    """Why the policy's way of sharing does not hold yet: those at work, in all lanes, keep the one before."""
+    """Why the policy's way of sharing does not hold yet: those at work keep the one before."""
     users, apart = [uid for uid in view.state.users() if uid not in view.suspended], len(view.daemons) - 1
     wanted, count = f'sharing = "{view.policy.sharing}"', len(view.state.clients)
     if apart and view.policy.sharing != "per-user":
         whose, rest = f"{apart} user{'s' * (apart != 1)} with per-user", "new clients are held until then"
     elif view.outgoing:
-        left = [client for client in view.state.clients.values() if client.lane is None]
+        left = [client for client in view.state.clients.values() if client.daemon is None]
         whose = f"{len(left)} process{'es' * (len(left) != 1)} from before it"
         return f"{wanted}: {whose} still on the control daemon of all users; no user waits for them" if left else None
     elif view.together or view.elsewhere or not users or not (view.outdated or len(users) > 1):

@@ -170,7 +170,7 @@ def _known(state: State, event: inp.GateSaid[link.Known], out: Out) -> State:
     most = None if said.most is None or _worked_before(state, peer.pid, said.since) else said.most.memory
     client = Client(
         peer, said.since, limits=said.limits, most_memory=most,
-        connections=said.connections, lease=number, job=job, lane=state.user, counts=said.counts,
+        connections=said.connections, lease=number, job=job, daemon=state.user, counts=said.counts,
     )  # fmt: skip
     if event.earlier is not None:
         client = _remembered(peer, event.earlier, state.user)
@@ -187,13 +187,13 @@ def _known(state: State, event: inp.GateSaid[link.Known], out: Out) -> State:
     return _taken_over(state, client, event.at)
 
 
-def _remembered(peer: inp.Peer, earlier: inp.Remembered, lane: Key) -> Client:
+def _remembered(peer: inp.Peer, earlier: inp.Remembered, daemon: Key) -> Client:
     """Return the client as an earlier agent knew it."""
     outcome = next((one for one in Outcome if one == earlier.outcome), Outcome.OK)
     return Client(
         peer, earlier.since, earlier.waited, earlier.limits, earlier.most_memory, earlier.fail_safe,
         earlier.connections, terminated=earlier.terminated, outcome=outcome, lease=earlier.lease,
-        job=earlier.job, lane=lane, counts=earlier.counts, counted=earlier.counted,
+        job=earlier.job, daemon=daemon, counts=earlier.counts, counted=earlier.counted,
     )  # fmt: skip
 
 
@@ -313,7 +313,7 @@ def _passed(state: State, event: inp.GateSaid[link.Passed], out: Out) -> State:
     most = None if _worked_before(state, peer.pid, since) else memory
     client = Client(
         peer, event.at, max(0.0, event.at - since), said.limits, most, said.fail_safe, at_gate=1, lease=number,
-        job=job, lane=state.user,
+        job=job, daemon=state.user,
     )  # fmt: skip
     state = _another(state, peer, event.at, out)
     took = None if held is None or held.handing is None else max(0.0, event.at - held.handing)

@@ -235,7 +235,7 @@ class Sessions:
         return []
 
     def _moved(self, record: Record, at: float) -> list[Session]:
-        """What waits is at another instance, or in another lane of the only one."""
+        """What waits is at another instance, or at another control daemon of the only one."""
         what, there = ("client", record["uid"], None), (record["before"], None)
         mine = [one for one in self.open.values() if one.instance in there]
         found = [one for one in mine if (one.kind, one.uid, one.passed) == what]

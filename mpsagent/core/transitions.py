@@ -17,11 +17,12 @@ from mpsagent.wire.value import OfKind
 
 
 class Transition(OfKind, Told):
-    """``lane``: the user in whose lane it was, None: in that of all. ``frequent``: each start and exit causes one."""
+    """``daemon``: the user whose own control daemon it is about, None: that of all. ``frequent``: each start and exit
+    of a program causes one."""
 
     frequent: ClassVar[bool]
     at: float
-    lane: int | None = field(default=None, kw_only=True)
+    daemon: int | None = field(default=None, kw_only=True)
 
     def __init_subclass__(cls, kind: str = "", frequent: bool = False) -> None:
         super().__init_subclass__(kind)
@@ -394,6 +395,6 @@ def transition_fields(one: Transition) -> dict[str, object]:
     found: dict[str, object] = {}
     for each in fields(one):
         value = getattr(one, each.name)
-        if each.name not in ("at", "lane") and value is not None:
+        if each.name not in ("at", "daemon") and value is not None:
             found[each.name] = value.as_json() if isinstance(value, Limits) else value
     return found

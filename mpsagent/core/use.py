@@ -64,8 +64,8 @@ def _told(client: Client, use: Use, at: float, *, over: bool = False) -> list[tr
     if not (use.seconds or use.energy):
         return []
     sums = round(use.seconds, 3), round(use.busy, 3), round(use.energy, 1)
-    # its lane may have been closed since then
-    return [tr.ClientUsed(at, client.pid, client.uid, *sums, use.shared, over, client.job, lane=client.lane)]
+    # its control daemon may have been closed since then
+    return [tr.ClientUsed(at, client.pid, client.uid, *sums, use.shared, over, client.job, daemon=client.daemon)]
 
 
 def _span(client: Client, begin: float, end: float) -> tuple[float, float]:
@@ -87,13 +87,13 @@ def _divided(state: State, before: Worked, event: Worked, there: list[Span]) -> 
     if first > before.at:  # the GPU was free at first
         busy *= (last - first) / span
     ratio = None if not seconds else min(1.0, busy / seconds * span / (last - first))
-    lanes: dict[Key, list[Span]] = {}
+    daemons: dict[Key, list[Span]] = {}
     for one in there:
-        lanes.setdefault(one[0].lane, []).append(one)
-    lengths = {lane: end - begin for lane, (begin, end) in ((lane, _union(mine)) for lane, mine in lanes.items())}
+        daemons.setdefault(one[0].daemon, []).append(one)
+    lengths = {key: end - begin for key, (begin, end) in ((key, _union(mine)) for key, mine in daemons.items())}
     joules = {
-        lane: energy * lengths[lane] / sum(lengths.values()) / sum(end - begin for _, begin, end in mine)
-        for lane, mine in lanes.items()
+        key: energy * lengths[key] / sum(lengths.values()) / sum(end - begin for _, begin, end in mine)
+        for key, mine in daemons.items()
     }  # fmt: skip
     users: dict[int, list[Span]] = {}
     for one in there:
@@ -110,7 +110,7 @@ def _divided(state: State, before: Worked, event: Worked, there: list[Span]) -> 
             idle = None if ratio is None or ratio >= IDLE else begin if use.idle_since is None else use.idle_since
             found[client.pid, client.peer.start] = Use(
                 ratio, idle, use.seconds + counts, use.busy + counts * (ratio or 0.0),
-                use.energy + joules[client.lane] * part, use.shared or shared, use.told,
+                use.energy + joules[client.daemon] * part, use.shared or shared, use.told,
             )  # fmt: skip
     return found
 

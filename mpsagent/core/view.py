@@ -98,9 +98,9 @@ class View:
     ``in_the_way``: the server that is asked to make way for the next user, and since when; ``given_up``: why the agent
     no longer tries to start the control daemon or its servers; ``pause_until``: until when servers that did not start
     are not tried; ``retiring``: the control daemon was told to quit, because nothing works there;
-    ``turn_waits``: why the next turn does not begin yet; ``users``: those who have lanes of their own, ``starting``:
-    lanes whose control daemons are being started, ``failing``: those where they do not start; ``unmade``: why a user's
-    lane could not be made; ``short``: a user waits for a lane, and there is no place; ``admitted``: whom the gate's
+    ``turn_waits``: why the next turn does not begin yet; ``users``: those who have control daemons of their own;
+    ``starting``: those that are being started, ``failing``: those that do not start; ``unmade``: why a user's own could
+    not be made; ``short``: a user waits for one, and there is no place; ``admitted``: whom the gate's
     tables name, of all control daemons; ``daemons``: the state of each one, where this is the view of all."""
 
     state: State
@@ -124,7 +124,7 @@ class View:
     remembered: dict[tuple[str, Key], tuple[tuple[object, ...], Any]] = field(
         default_factory=dict, repr=False, compare=False
     )
-    """What was asked before, of this view or an earlier one, by name and lane: of what it was made, and the answer."""
+    """What was asked before, of this view or an earlier one, by name and daemon: its inputs, and the answer."""
 
     def once(self, name: str, of: tuple[object, ...], make: Callable[[], T]) -> T:
         """Made anew only where something has changed of what it is made ``of``, which most inputs leave as it is."""
@@ -164,7 +164,7 @@ class View:
 
     @property
     def user(self) -> int | None:
-        """Who has the lane alone that is seen here."""
+        """The user whose own control daemon is seen here, None for that of all users."""
         return self.state.user
 
     @property
@@ -196,7 +196,7 @@ class View:
 
     def keeps(self, uid: int) -> bool:
         """Return whether a user works on the outgoing control daemon, or may still be handed over to it."""
-        if any(client.lane is None for client in self.state.clients_of_user(uid)):
+        if any(client.daemon is None for client in self.state.clients_of_user(uid)):
             return True
         return any(held.handing is not None for held in self.state.held.line(uid)) or not self.shut_out(uid)
 
@@ -259,8 +259,8 @@ class View:
 
     @property
     def name(self) -> str:
-        """Of the lane, as gate, records and directories have it."""
-        return apart.lane_name(self.policy.instance, self.user)
+        """Name of the control daemon in the gate, records and directories."""
+        return apart.daemon_name(self.policy.instance, self.user)
 
     def instance_rule(self, name: str) -> str:
         """A key of the instance, as a file has it."""
@@ -376,7 +376,7 @@ class View:
         return any(total.fits((), self.limits_of(held.peer)) for held in line)
 
     def never(self) -> tuple[Held, ...]:
-        """Return the connections of this lane's users that are never handed over."""
+        """Return the connections of this control daemon's users that are never handed over."""
         here = self.user
         return tuple(
             one for one in self.state.never.values() if (one.uid not in self.users if here is None else one.uid == here)

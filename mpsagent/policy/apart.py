@@ -15,7 +15,7 @@ LONGEST = 47
 _NAME = re.compile(r"(.+)-u(0|[1-9][0-9]{0,9})")
 
 
-def lane_name(section: str, user: int | None) -> str:
+def daemon_name(section: str, user: int | None) -> str:
     """The name of a user's lane; that of all users has the section's."""
     return section if user is None else f"{section}-u{user}"
 

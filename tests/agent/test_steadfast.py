@@ -136,7 +136,7 @@ def test_a_user_apart_whose_instance_cannot_be_made_is_told_of_once(
         assert "agent: a task failed" not in topics(agent)
         assert set(agent.lanes) == set(agent.core.engines) == {None}
         (failed,) = records(agent, "action.failed")
-        assert (failed["action"], failed["uid"], failed["text"]) == ("OpenLane", 1001, str(error))
+        assert (failed["action"], failed["uid"], failed["text"]) == ("OpenDaemon", 1001, str(error))
         await until(lambda: str(error) in waiting(agent.core.view(None), agent.clock.now())[0].why.text)
 
     play(place, scenario, instance='sharing = "per-user"')
@@ -156,7 +156,7 @@ def test_a_stopped_server_goes_before_the_directory_by_which_it_is_known(place: 
         server = subprocess.Popen([program, "60"], env={"CUDA_MPS_PIPE_DIRECTORY": hidden})
         try:
             server.send_signal(signal.SIGSTOP)
-            await agent._close(act.CloseLane(uid=1001, reason="", rule=""))
+            await agent._close(act.CloseDaemon(uid=1001, reason="", rule=""))
             await until(lambda: server.poll() is not None)
         finally:
             server.kill()

@@ -167,7 +167,7 @@ class Stage:
             inp.PeopleKnown(self.now, dict(self.identities)),
         ]
         for lane, mps in self.daemons.items():
-            found += [] if lane is None else [inp.LaneOpened(self.now, lane)]
+            found += [] if lane is None else [inp.DaemonOpened(self.now, lane)]
             if mps.control:
                 runs = inp.ControlRuns(self.now, mps.control, mps.started, "/s", mps.shared)
                 found += of(lane, runs, *self.lines.get(lane, ()))
@@ -228,7 +228,7 @@ class Stage:
         match action:
             case act.TellGate(message=link.Admissions() as table):
                 self._check_table(table)
-                if not self._to_gate(lambda: self.gate.admissions(table.number, table, action.lane)):
+                if not self._to_gate(lambda: self.gate.admissions(table.number, table, action.daemon)):
                     self._answer(action, False)
             case act.TellGate(message=link.Refuse() as refuse):
                 self._check_refusal(refuse)
@@ -237,7 +237,7 @@ class Stage:
                 self._check_release(release)
                 self._answer(action, self._to_gate(lambda: self.gate.release((release.pid, release.start))))
             case act.TellGate(message=link.Found() as found):
-                self._answer(action, self._to_gate(lambda: self._found(found, action.lane)))
+                self._answer(action, self._to_gate(lambda: self._found(found, action.daemon)))
             case act.TellGate(message=link.HeldUp()):
                 self._answer(action, self._to_gate(lambda: None))
             case act.WarnClient():
@@ -250,18 +250,18 @@ class Stage:
             case act.KillServer():
                 self._answer(action, self._kill_server(action))
             case act.KillControl():
-                ok = bool(self.daemons[action.lane].control) and not self.unkillable
+                ok = bool(self.daemons[action.daemon].control) and not self.unkillable
                 if ok:
-                    self.crash_control(action.lane)
+                    self.crash_control(action.daemon)
                 self._answer(action, ok)
             case act.Resume():
                 self._resume(action.pid)
                 self._answer(action, True)
             case act.StartControl():
                 self.after(0.05, lambda: self._start_control(action))
-            case act.OpenLane():
+            case act.OpenDaemon():
                 self.after(0.01, lambda: self._open(action))
-            case act.CloseLane():
+            case act.CloseDaemon():
                 assert not self.daemons[action.uid].control, "a lane is taken away under its control daemon"
                 del self.daemons[action.uid], self.gate.ways[action.uid]
                 self.after(0.02, lambda: self._answer(action, True))
@@ -273,17 +273,17 @@ class Stage:
             case act.Report():
                 pass
             case _:
-                self._commands.setdefault(action.lane, []).append(action)
-                self._next_command(action.lane)
+                self._commands.setdefault(action.daemon, []).append(action)
+                self._next_command(action.daemon)
 
-    def _open(self, action: act.OpenLane) -> None:
+    def _open(self, action: act.OpenDaemon) -> None:
         """An agent that was killed meanwhile leaves the directories all the same."""
         if self.open_fails:
             self._answer(action, False, self.open_fails)
             return
         mps = self.daemons[action.uid] = self._daemon(action.uid)
         self.gate.ways[action.uid] = Way(action.uid, mps)
-        self.feed(inp.LaneOpened(self.now, action.uid), act.Done(self.now, action, True))
+        self.feed(inp.DaemonOpened(self.now, action.uid), act.Done(self.now, action, True))
 
     def _answer(self, action: act.Action, ok: bool, text: str = "") -> None:
         core = self.core
@@ -439,18 +439,18 @@ class Stage:
         self._running.add(lane)
         core, action = self.core, self._commands[lane].pop(0)
         deadline = action.deadline if isinstance(action, act.TerminateClient) else 10.0
-        began = self._asked[action.lane] = self.now
+        began = self._asked[action.daemon] = self.now
         self.after(COMMAND, lambda: self._command(core, action, began, began + deadline))
 
     def _finish(self, core: Core, action: act.Action, ok: bool, text: str = "", *, held: bool = False) -> None:
-        self._running.discard(action.lane)
+        self._running.discard(action.daemon)
         if core is self.core:
-            took = self.now - self._asked[action.lane] if isinstance(action, act.TerminateClient) else 0.0
+            took = self.now - self._asked[action.daemon] if isinstance(action, act.TerminateClient) else 0.0
             self.feed(act.Done(self.now, action, ok, text, held, took))
-        self._next_command(action.lane)
+        self._next_command(action.daemon)
 
     def _command(self, core: Core, action: act.Action, began: float, limit: float) -> None:
-        mps, lane = self.daemons.get(action.lane), action.lane
+        mps, lane = self.daemons.get(action.daemon), action.daemon
         if mps is None or not mps.control or self.front_end_fails or mps.quitting:
             self._finish(core, action, False, "no daemon")
             return
@@ -488,7 +488,7 @@ class Stage:
         if server is None or proc is None or proc.server is not server or not proc.made:
             self._finish(core, action, False, "201")
             return
-        self._log(ev.TerminationAsked(self.now, server.pid, proc.pid), action.lane)
+        self._log(ev.TerminationAsked(self.now, server.pid, proc.pid), action.daemon)
         if proc.terminated or proc.mute or server.fault:  # it blocks until the process exits
             mps.blocked_by = proc
             self.after(limit - self.now, lambda: self._finish(core, action, False, "silent"))
@@ -498,9 +498,9 @@ class Stage:
         self.after(0.008, lambda: self._finish(core, action, True, held=proc.held))
 
     def _reconcile(self, core: Core, mps: Mps, action: act.Reconcile) -> None:
-        if core is not self.core or action.lane not in core.engines:
+        if core is not self.core or action.daemon not in core.engines:
             return
-        now, servers, known = self.now, mps.servers, core.engines[action.lane].state.servers
+        now, servers, known = self.now, mps.servers, core.engines[action.daemon].state.servers
         told: list[inp.Input] = [inp.ServersListed(now, {pid: s.uid for pid, s in servers.items()}, frozenset(known))]
         fresh = [pid for pid in servers if pid not in known]
         for pid in dict.fromkeys((*action.servers, *fresh)):
@@ -510,20 +510,20 @@ class Stage:
                 told.append(inp.ServerStatusSeen(now, pid, word))
                 listed = frozenset(p for p, one in server.clients.items() if one.made)
                 told.append(inp.ClientsListed(now, pid, listed, {p: self.look(p) for p in listed & self.procs.keys()}))
-        self.feed(*of(action.lane, *told))
+        self.feed(*of(action.daemon, *told))
 
     # --- by the kernel ------------------------------------------------------------------------------------------------
 
     def _start_control(self, action: act.StartControl) -> None:
-        mps = self.daemons.get(action.lane)
+        mps = self.daemons.get(action.daemon)
         if mps is None or self.start_fails or mps.control:
             self._answer(action, False)
             return
         mps.shared = action.multiuser
-        if action.lane is None:
+        if action.daemon is None:
             self.shared = action.multiuser
         control = mps.start()
-        self.feed(*of(action.lane, inp.ControlRuns(self.now, control, self.now, "/s", action.multiuser)))
+        self.feed(*of(action.daemon, inp.ControlRuns(self.now, control, self.now, "/s", action.multiuser)))
         self._answer(action, True)
 
     def crash_control(self, lane: Key = None) -> None:
@@ -541,7 +541,7 @@ class Stage:
 
     def _kill_server(self, action: act.KillServer) -> bool:
         """The executor asks the kernel whose child it is."""
-        mps = self.daemons[action.lane]
+        mps = self.daemons[action.daemon]
         server = mps.servers.get(action.server)
         if server is None:
             return False

@@ -102,7 +102,7 @@ def test_who_is_denied_gets_no_daemon_and_is_refused() -> None:
     assert stage.refused == [CAROL]
     assert not stage.working(carol)
     assert set(stage.daemons) == {None, ALICE}
-    assert [one.lane for one in stage.actions(act.StartControl)] == [ALICE]
+    assert [one.daemon for one in stage.actions(act.StartControl)] == [ALICE]
 
 
 def test_users_work_at_once_and_a_lane_that_has_ended_is_taken_away() -> None:
@@ -184,7 +184,7 @@ def test_who_waits_is_told_why_there_is_no_control_daemon() -> None:
     assert stage.core is not None
     (why,) = (one.why.text for one in waiting(stage.core.view(None), stage.now))
     assert why == "this user's own control daemon cannot be started: No space left on device"
-    assert len(stage.actions(act.OpenLane)) == 3
+    assert len(stage.actions(act.OpenDaemon)) == 3
     stage.open_fails = ""
     stage.run(6)
     assert stage.working(alice)
@@ -196,7 +196,7 @@ def test_a_hang_of_one_users_daemon_is_no_other_users() -> None:
     stage.run(2)
     stage.daemons[ALICE].stopped = stage.daemons[ALICE].never_resumes = True
     stage.run(120)
-    assert {one.lane for one in stage.actions(act.KillControl)} == {ALICE}
+    assert {one.daemon for one in stage.actions(act.KillControl)} == {ALICE}
     assert stage.working(bob)
     assert not stage.working(alice)
     late = stage.client(ALICE)
@@ -214,7 +214,7 @@ def test_an_agent_that_comes_anew_finds_users_where_they_were() -> None:
     stage.run(5)
     assert stage.at_work() == {ALICE, BOB}
     assert stage.core is not None
-    assert {pid: one.lane for pid, one in stage.core.state.clients.items()} == {alice.pid: ALICE, bob.pid: BOB}
+    assert {pid: one.daemon for pid, one in stage.core.state.clients.items()} == {alice.pid: ALICE, bob.pid: BOB}
     assert not stage.actions(act.KillControl, act.QuitControl)
     assert len(stage.actions(act.StartControl)) == 2
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpsagent.agent.conditions import Conditions, note_conditions, note_lane
+from mpsagent.agent.conditions import Conditions, note_conditions, note_daemon
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core.model import Status
@@ -205,7 +205,7 @@ def test_a_fault_that_nothing_ends_is_reported_once_and_is_a_problem(where: str)
     told = []
     for lane in stage.core.engines:
         conditions = Conditions()
-        note_lane(conditions, stage.core, lane, stage.now)
+        note_daemon(conditions, stage.core, lane, stage.now)
         told += problems(conditions.all())
     (found,) = [one for one in told if "FAULT" in one.what]
     assert f"client {alice.pid} of uid {ALICE}" in found.what

@@ -138,7 +138,7 @@ def test_a_stopped_server_stays_in_the_lane_of_its_user() -> None:
     lines = [ev.ContextConnected(2, 100, 200, 0), ev.ContextConnected(2, 100, 200, 1)]
     user = [inp.Of(1001, one) for one in (inp.ControlRuns(0, 10, 0, "/s"), *READY, *lines)]
     core = Core()
-    core.absorb([inp.LaneOpened(0, 1001), *user, said.knocked(1.0, 1, PEER, 1.0)])
+    core.absorb([inp.DaemonOpened(0, 1001), *user, said.knocked(1.0, 1, PEER, 1.0)])
     passed = said.passed(1.5, 1, inp.Peer(200, 1001, 0, PEER.start), Limits(20.0), False, 0.1)
     core.absorb([inp.Of(1001, passed), inp.ProcessEnded(4.3, 200), inp.ProcessesSeen(4.5, frozenset({100}), {}, {})])
     assert core.state.servers[100].doubt.until > 5.5

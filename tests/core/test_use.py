@@ -158,7 +158,9 @@ def test_apart_utilisation_is_that_of_all_and_energy_is_divided_among_the_users(
     assert of_users(stage)[ALICE][2] - before == pytest.approx(10 * 180 / 4, rel=0.01)
     assert stage.core is not None
     owed = use.owed(stage.core.state, stage.now)
-    assert {(one.uid, one.lane) for one in owed} == {(uid, uid) for uid in (ALICE, BOB, CAROL, DAVE)}, "on record there"
+    assert {(one.uid, one.daemon) for one in owed} == {(uid, uid) for uid in (ALICE, BOB, CAROL, DAVE)}, (
+        "on record there"
+    )
 
 
 def test_who_is_paused_uses_nothing() -> None:

@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 from click.testing import CliRunner
 
 import mpsagent
-from mpsagent.agent.conditions import Conditions, note_conditions, note_lane
+from mpsagent.agent.conditions import Conditions, note_conditions, note_daemon
 from mpsagent.agent.node import Node
 from mpsagent.agent.records import action_record
 from mpsagent.api.instances import Everything
@@ -216,7 +216,7 @@ class Instance(Stage):
 
     def record(self, kind: str, at: float, **fields: object) -> int:
         lane = fields.pop("lane", None)
-        name = apart.lane_name(self.name, lane if isinstance(lane, int) else None)
+        name = apart.daemon_name(self.name, lane if isinstance(lane, int) else None)
         return self.history.append(kind, at, **(fields if self.node.single else {"instance": name, **fields}))
 
     @property
@@ -224,7 +224,9 @@ class Instance(Stage):
         """What the node takes for lanes."""
         return {
             key: SimpleNamespace(
-                key=key, name=apart.lane_name(self.name, key), conditions=self._conditions.setdefault(key, Conditions())
+                key=key,
+                name=apart.daemon_name(self.name, key),
+                conditions=self._conditions.setdefault(key, Conditions()),
             )
             for key in self.core.engines
         }
@@ -233,25 +235,25 @@ class Instance(Stage):
         note_conditions(self.conditions, self.core, self.now)
         for key, lane in self.lanes.items():
             if key is not None:
-                note_lane(lane.conditions, self.core, key, self.now)
+                note_daemon(lane.conditions, self.core, key, self.now)
 
-    def _open(self, action: act.OpenLane) -> None:
+    def _open(self, action: act.OpenDaemon) -> None:
         self.node.single = False
         super()._open(action)
 
     def _carry(self, step: Step) -> None:
         for action in step.actions:
             if isinstance(action, act.Report):
-                self.record(action.kind, self.now, lane=action.lane, **action_record(action, self.policy))
+                self.record(action.kind, self.now, lane=action.daemon, **action_record(action, self.policy))
         for one in step.transitions:
-            self.record(one.kind, one.at, lane=one.lane, **transition_fields(one))
+            self.record(one.kind, one.at, lane=one.daemon, **transition_fields(one))
         super()._carry(step)
 
     def _do(self, action: act.Action) -> None:
         if isinstance(action, act.TellGate):
             self._said("agent", action.message)
-        elif not isinstance(action, act.Report | act.Freeze | act.Thaw | act.OpenLane | act.CloseLane):
-            fields = {**action_record(action, self.policy), "lane": action.lane}
+        elif not isinstance(action, act.Report | act.Freeze | act.Thaw | act.OpenDaemon | act.CloseDaemon):
+            fields = {**action_record(action, self.policy), "lane": action.daemon}
             self._begun[id(action)] = self.record("action", self.now, action=type(action).__name__, **fields)
         super()._do(action)
 
@@ -260,7 +262,7 @@ class Instance(Stage):
             if isinstance(one, act.Done) and (number := self._begun.get(id(one.action))) is not None:
                 self.record(
                     "action.done" if one.ok else "action.failed", one.at, action=type(one.action).__name__,
-                    begun=number, ok=one.ok, text=one.text, lane=one.action.lane,
+                    begun=number, ok=one.ok, text=one.text, lane=one.action.daemon,
                     **action_record(one.action, self.policy),
                 )  # fmt: skip
         super().feed(*events)
@@ -282,7 +284,7 @@ class Instance(Stage):
         if isinstance(said, inp.GateSaid):
             self._said("gate", said.what)
             said = said._replace(what=link.decode_from_gate(codec.encode(said.what)))
-            one = inp.Of(one.lane, said) if isinstance(one, inp.Of) else said
+            one = inp.Of(one.daemon, said) if isinstance(one, inp.Of) else said
         super()._soon(number, one)
 
     def _said(self, who: str, message: link.FromGate | link.FromAgent) -> None:

@@ -138,7 +138,7 @@ def test_users_are_told_which_gpus_every_instance_has() -> None:
 def test_a_user_apart_has_an_instance_named_after_section_and_uid_with_logs_of_its_own() -> None:
     (section,) = instances(policy('[instance.gpu0]\nsharing = "per-user"\nmax_users = 4\n'), ())
     assert apart.log_directory(section, 1001) == "/var/log/nvidia-mps/u1001"
-    assert (apart.lane_name("gpu0", None), apart.lane_name("gpu0", 1001)) == ("gpu0", "gpu0-u1001")
+    assert (apart.daemon_name("gpu0", None), apart.daemon_name("gpu0", 1001)) == ("gpu0", "gpu0-u1001")
     assert apart.split("gpu0-u1001") == ("gpu0", 1001)
     assert apart.users("gpu0", ["gpu0", "gpu0-u7", "gpu1-u8", "gpu0-u1x", "gpu0-u9"]) == [7, 9]
     assert not section.multiuser
@@ -152,7 +152,7 @@ def test_what_cannot_be_apart_is_said() -> None:
     assert (mistake.line, mistake.key) == (3, "instance.a.compute_mode")
     (mistake,) = wrong(f'[instance.{"a" * (apart.LONGEST + 1)}]\nsharing = "per-user"\n')
     assert "47 characters" in mistake.problem
-    longest = f"/run/mpsagent/instances/{apart.lane_name('a' * apart.LONGEST, 0xFFFFFFFE)}/pipe/control_privileged"
+    longest = f"/run/mpsagent/instances/{apart.daemon_name('a' * apart.LONGEST, 0xFFFFFFFE)}/pipe/control_privileged"
     assert len(longest) <= LONGEST_SOCKET_PATH
 
 

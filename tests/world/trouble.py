@@ -647,7 +647,7 @@ class Troubled(World):
 
     def others(self) -> dict[tuple[str, str], Any]:
         found = super().others()
-        found["mpsagent.core.engine", "reduce"] = self.reduce
+        found["mpsagent.core.coordinator", "reduce"] = self.reduce
         if self.plan.idle is not None:
             self.look_at_work()
             found["mpsagent.system.devices", "simulated_work"] = self.work
