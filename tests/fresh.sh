@@ -6,7 +6,7 @@
 # KIND: `chroot`, `container` (podman, privileged), `confined` (podman as it is by default), `booted` (its own systemd, in
 # namespaces and a cgroup of its own); several take turns. RELEASE: bookworm, or another of Debian's. SOURCE: where the clone
 # lies in it (default /srv/mpsagent; in /root/mpsagent no other user comes to it).
-# DIRECTORY (default /var/tmp/mpsagent-fresh) keeps a log of each run, and so that only the first run downloads: the
+# DIRECTORY (default /var/cache/mpsagent-fresh) keeps a log of each run, and so that only the first run downloads: the
 # bare Debian, the .deb files of apt, pip's wheels and NVIDIA's programs. Everything else is made anew for each run.
 # COMMAND is run by `sh -e` in the clone instead of .ci/run; as another user than root, for instance:
 #   -c 'make venv && useradd -m tester && chown -R tester . && setpriv --reuid tester --regid tester --init-groups .ci/run'
@@ -109,7 +109,7 @@ fi
 
 # Read to its end before it runs: the file may be changed meanwhile.
 {
-directory=/var/tmp/mpsagent-fresh release=bookworm
+directory=/var/cache/mpsagent-fresh release=bookworm
 export COMMAND=.ci/run SOURCE=/srv/mpsagent LOG
 while getopts d:r:s:c: option; do
     case $option in
@@ -128,6 +128,12 @@ shift
 for kind in "$@"; do [[ $kind =~ ^(chroot|container|confined|booted)$ ]] || usage; done
 
 here=$(cd "$(dirname "$0")/.." && pwd)
+# Root runs what is in it, and writes there: who made it first would be root.
+[ -d "$directory" ] || [ -L "$directory" ] || mkdir -m 700 -p "$directory"
+if [ -L "$directory" ] || [ "$(stat -c '%u %a' "$directory")" != "$(id -u) 700" ]; then
+    echo "$directory must be a directory of user $(id -u) alone (mode 0700): remove it, or name another one (-d)" >&2
+    exit 1
+fi
 mkdir -p "$directory/logs"
 exec 9>"$directory/lock"
 flock -n 9 || { echo "another one runs in $directory" >&2; exit 1; }

@@ -28,6 +28,8 @@ HOMES = ("/home/", "/root/", "/run/user/")
 HIDDEN = "in a home directory, which mpsagent.service cannot see (ProtectHome=)"
 SYSTEMD = Path("/run/systemd/system")
 """There where systemd is the first process."""
+FIRST_UID, EVERYBODY = 1000, ("users", "nogroup", "nobody", "domain users")
+"""Uids of users who log in begin there; groups that have all users."""
 MOST_PEOPLE = 500
 """Users whose groups are asked for."""
 MOST_LISTED = 5000
@@ -67,7 +69,26 @@ def _of_this_machine(policy: Policy, parts: Path | None, devices: Sequence[Devic
     here = known(users, groups, plausible.programs_in(policy))
     unknown = plausible.unknown_names(policy, here.users, here.groups)
     waiting = totals.of_users(policy, _people(policy), devices) if totals.needs_users(policy) else ()
-    return [*over, *unknown, *plausible.unusable_programs(policy, here.programs), *waiting]
+    return [
+        *over,
+        *unknown,
+        *_many_administrators(policy),
+        *plausible.unusable_programs(policy, here.programs),
+        *waiting,
+    ]
+
+
+def _many_administrators(policy: Policy) -> Iterator[PolicyError]:
+    """Warn about a group of administrators that is the first group of several users who log in, like "users"."""
+    setting = policy.settings.get(("agent", "admin_group"))
+    if setting is None:
+        return
+    with suppress(KeyError, ValueError):
+        gid = grp.getgrnam(setting.value).gr_gid
+        people = {one.pw_uid for one in pwd.getpwall()[:MOST_LISTED] if one.pw_gid == gid and one.pw_uid >= FIRST_UID}
+        if len(people) > 1 or setting.value in EVERYBODY:
+            problem = "is a group of ordinary users: each of them may terminate all programs"
+            yield setting.origin.wrong(problem, "name a group of administrators only")
 
 
 def _people(policy: Policy) -> Iterator[Identity]:

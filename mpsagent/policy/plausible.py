@@ -38,6 +38,7 @@ def in_itself(policy: Policy, texts: Sequence[tuple[str, str]] = ()) -> tuple[Po
         *_doubts(policy),
         *_too_small(policy),
         *_percentages(policy),
+        *_open_doors(policy, texts),
     )
     access = [(path, setting) for path, setting in policy.settings.items() if path[-1] == "access"]
     everybody = next((setting for path, setting in access if path == ("limits", "access")), None)
@@ -66,6 +67,32 @@ def _percentages(policy: Policy) -> Iterator[PolicyError]:
         if path[-1] in ("active_threads", "total_active_threads") and 0 < count <= 100 and count % 5 == 0:
             problem = f"{count} without a percent sign means {count} multiprocessors"
             yield setting.origin.wrong(problem, f'write "{count}%" if a percentage is meant')
+
+
+def _open_doors(policy: Policy, texts: Sequence[tuple[str, str]]) -> Iterator[PolicyError]:
+    """Warn about what opens more than an administrator may think."""
+    settings = policy.settings
+    mode = settings.get(("mode",))
+    if mode is not None and mode.value == "report" and len(texts) > 1 and mode.origin.file != texts[0][0]:
+        problem = "is set in another file than the first one: no limit is set, and every user is admitted"
+        yield mode.origin.wrong(problem, f"remove it if the trial is over, or write it into {texts[0][0]}")
+    preempt = settings.get(("turn", "never_preempt"))
+    if preempt is not None and preempt.value:
+        problem = "holds for all users: no turn ends by its time limit"
+        yield preempt.origin.wrong(problem, "write it in the section of each user or group that needs it")
+    for path, setting in settings.items():
+        below = settings.get(("limits", path[-1]))
+        if path[0] != "cgroup" or path[1].startswith("/") or below is None:
+            continue
+        if path[-1] == "active_threads":
+            device = Device(0, "", "", 0, H200)
+            mine, all_ = (values.percent_of(one.value, [device], policy.weights) for one in (setting, below))
+            raises = mine > all_
+        else:
+            raises = path[-1] == "memory_limit"
+        if raises:
+            problem = "can raise the limit of [limits] in each cgroup of this name, and users can make one"
+            yield setting.origin.wrong(problem, 'begin the pattern with a path of root\'s, like "/system.slice/"')
 
 
 def _too_small(policy: Policy) -> Iterator[PolicyError]:
@@ -211,6 +238,12 @@ def _too_few(setting: Setting, devices: Sequence[Device]) -> Iterator[PolicyErro
 
 
 def _memory(policy: Policy, path: Path, setting: Setting, devices: Sequence[Device]) -> Iterator[PolicyError]:
+    table = {name: one.value for name, one in setting.value.items()}
+    without = [str(one.ordinal) for one in devices if values.for_device(table, one) is None]
+    here = len(devices) - len(without)
+    if path == ("limits", "memory_limit") and without and here == len(table):
+        problem = f"says nothing about GPU {', '.join(without)}: there is no limit there"
+        yield setting.origin.wrong(problem, "name each GPU, or write one limit for all GPUs")
     for name, one in setting.value.items():
         origin = one.origin
         fits = [device for device in devices if values.for_device({name: one.value}, device) is not None]

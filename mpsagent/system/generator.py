@@ -41,7 +41,10 @@ def drop_ins(where: Places, policy: str = POLICY) -> dict[str, str]:
 
 def main(policy: str = POLICY) -> int:
     """``mpsagent-generator NORMAL EARLY LATE``, as systemd calls it."""
-    normal = Path(sys.argv[1] if len(sys.argv) > 1 else "/tmp")
+    if len(sys.argv) < 2:  # a default below /tmp would be another user's to prepare
+        print("usage: mpsagent-generator NORMAL [EARLY LATE]", file=sys.stderr)  # noqa: T201
+        return 2
+    normal = Path(sys.argv[1])
     texts, errors = read_policy(Path(policy))
     for one in errors:  # what others could have written is left out, too: it names a program that root runs
         print(f"mpsagent-generator: {one}", file=sys.stderr)  # noqa: T201

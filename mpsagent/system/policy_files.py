@@ -10,6 +10,8 @@ from __future__ import annotations
 import codecs
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from mpsagent.policy.origins import PolicyError, printable
@@ -27,16 +29,40 @@ def read_policy(policy: Path, own: int | None = None) -> tuple[Texts, list[Polic
     """The texts of ``policy`` and of ``policy.d`` beside it, as (path, text), and what could not be read. A missing
     ``policy`` is an error: without it every user could use everything. What others than root and ``own`` (a uid; None:
     the user who runs this) could have written is refused: the policy names programs that root runs."""
-    errors: list[PolicyError] = []
+    errors: list[PolicyError] = list(_parents(policy, own))
     texts: Texts = []
+    if errors:
+        return texts, errors
     if _exists(policy, errors):
         read_file(policy, texts, errors, errors, own)
     elif not errors:
         hint = "restore it from the package or a backup; a file with comments alone means: the defaults for all users"
         errors.append(mistake(policy, "is missing", hint))
     for path in _parts(policy.with_suffix(".d"), errors, own):
-        read_file(path, texts, errors, errors, own)
+        wrong = list(_parents(path, own))
+        errors += [one for one in wrong if one not in errors]
+        if not wrong:
+            read_file(path, texts, errors, errors, own)
     return texts, errors
+
+
+def _parents(path: Path, own: int | None) -> Iterator[PolicyError]:
+    """Yield the mistakes of the directories above a path, and above the file that a link leads to: who can write there
+    puts another file in its place. In a directory with the sticky bit nobody replaces root's file, and on a read-only
+    file system, like the ConfigMap of a pod, nobody replaces any."""
+    path = path.absolute()
+    with suppress(OSError, RuntimeError):  # a loop of links gets its error when it is read
+        for step in dict.fromkeys((*path.parents, *path.resolve().parents)):
+            status = step.stat()
+            problem = _distrust(status, own)
+            written = problem is not None and _distrust(_without_write(status), own) is None
+            spared = status.st_mode & stat.S_ISVTX or os.statvfs(step).f_flag & os.ST_RDONLY
+            if problem is not None and not (written and spared):
+                yield mistake(step, *problem)
+
+
+def _without_write(status: os.stat_result) -> os.stat_result:
+    return os.stat_result((status.st_mode & ~(stat.S_IWOTH | stat.S_IWGRP), *status[1:]))
 
 
 def linked(path: Path) -> PolicyError | None:

@@ -48,6 +48,18 @@ def test_a_part_of_the_policy_that_is_not_read_because_of_its_name(tmp_path: Pat
     ]
 
 
+def test_a_group_of_ordinary_users_as_administrators_is_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    """admin_group = "users" was called good."""
+
+    def account(name: str, uid: int, gid: int) -> pwd.struct_passwd:
+        return pwd.struct_passwd((name, "x", uid, gid, "", "/", "/bin/sh"))
+
+    monkeypatch.setattr(policy_warnings.pwd, "getpwall", lambda: [account("a", 1001, 0), account("b", 1002, 0)])
+    for group, warned in (("root", True), ("daemon", False), ("nogroup", True)):
+        found = asyncio.run(warnings(policy(f'[agent]\nadmin_group = "{group}"\n'), ()))
+        assert any("ordinary users" in one.problem for one in found) is warned, group
+
+
 def test_a_program_that_is_not_on_path() -> None:
     """`control_daemon_path` may be a name; one with a mistake in it was called good."""
     found = known([], [], ["sh", "nvidia-cuda-mps-contrl"]).programs

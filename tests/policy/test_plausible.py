@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpsagent.mps.limits import Device
+from mpsagent.policy.files import load
 from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.plausible import (
     against_devices,
@@ -239,6 +240,41 @@ def test_an_empty_file_is_warned_about() -> None:
     """What a full disk leaves of a policy. Comments alone are a policy: the default one as it is installed."""
     found = in_itself(policy(), [("0.toml", " \n"), ("1.toml", "# defaults\n")])
     assert [(one.file, one.line) for one in found] == [("0.toml", 0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("[instance.a]\nsharing = 'turns'\n[turn]\nnever_preempt = true\n", "turn.never_preempt"),
+        ("[instance.a]\nsharing = 'turns'\n[user.1]\nturn.never_preempt = true\n", None),
+        (
+            '[limits]\nactive_threads = "20%"\n[cgroup."gpujob-*.scope"]\nactive_threads = "90%"\n',
+            'cgroup."gpujob-*.scope".active_threads',
+        ),
+        ('[limits]\nactive_threads = "20%"\n[cgroup."docker-*.scope"]\nactive_threads = "9%"\n', None),
+        ('[cgroup."docker-*.scope"]\nactive_threads = "90%"\n', None),
+        ('[limits]\nactive_threads = "20%"\n[cgroup."/system.slice/gpu-*"]\nactive_threads = "90%"\n', None),
+    ],
+)
+def test_keys_that_open_more_than_is_meant_are_warned_about(text: str, key: str | None) -> None:
+    assert [one.key for one in in_itself(policy(text), [])] == ([] if key is None else [key])
+
+
+def test_a_trial_that_was_left_in_another_file_is_warned_about() -> None:
+    """In the first file it is what the administrator wants."""
+    for file, number in (("policy.toml", 0), ("policy.d/99-try.toml", 1)):
+        first = "" if number else 'mode = "report"\n'
+        texts = [("policy.toml", f"{first}[limits]\nactive_threads = '20%'\n")]
+        texts += [("policy.d/99-try.toml", 'mode = "report"\n' if number else "[user.1]\n")]
+        found, errors = load(texts)
+        assert found is not None, errors
+        assert [(one.file, one.key) for one in in_itself(found, texts)] == [(file, "mode")] * number
+
+
+def test_a_gpu_without_a_memory_limit_beside_one_that_has_it_is_warned_about() -> None:
+    found = told(against_devices(policy('[limits]\nmemory_limit = { 0 = "2G" }\n'), [H200, SMALL]))
+    assert [one[1:3] for one in found] == [("limits.memory_limit", "says nothing about GPU 1: there is no limit there")]
+    assert against_devices(policy('[limits]\nmemory_limit = { 0 = "2G", 1 = "2G" }\n'), [H200, SMALL]) == ()
 
 
 def test_the_examples_are_meant() -> None:

@@ -144,3 +144,9 @@ def test_it_writes_where_systemd_says(tmp_path: Path, monkeypatch: pytest.Monkey
     assert str(policy) in text.splitlines()[0]
     monkeypatch.setattr("sys.argv", ["mpsagent-generator", str(tmp_path / "missing")])
     assert generator.main(str(policy)) == 0
+
+
+def test_without_a_directory_it_writes_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It wrote below /tmp by a name that any user could have taken."""
+    monkeypatch.setattr(generator.sys, "argv", ["mpsagent-generator"])
+    assert generator.main("/nowhere/policy.toml") == 2

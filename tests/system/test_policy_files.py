@@ -153,6 +153,50 @@ def test_what_everybody_may_write_is_refused(policy: Path, what: str, mode: int,
     assert read_files([policy], judged=False)[1:] == ([], []), "a replay may assume any policy"
 
 
+def test_a_directory_above_that_everybody_may_write_is_refused(policy: Path) -> None:
+    """A user moved policy.d away, and the strict policy was gone at the next reload."""
+    policy.parent.chmod(0o777)
+    texts, (error,) = read_policy(policy)
+    assert (texts, error.file) == ([], str(policy.parent))
+    policy.parent.chmod(0o1777)
+    assert read_policy(policy)[1] == [], "nobody replaces another user's file in a directory like /tmp"
+
+
+def test_a_directory_on_a_read_only_file_system_may_have_any_mode(
+    policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ConfigMap's directory in a pod has mode 0777, and nobody can write to it."""
+    policy.parent.chmod(0o777)
+    real = os.statvfs
+
+    def read_only(path: Path) -> os.statvfs_result:
+        found = list(real(path))
+        found[8] |= os.ST_RDONLY if path == policy.parent else 0
+        return os.statvfs_result(found)
+
+    monkeypatch.setattr(policy_files.os, "statvfs", read_only)
+    assert read_policy(policy)[1] == []
+
+
+def test_a_directory_above_the_file_that_a_link_leads_to_counts(policy: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    put(elsewhere / "mine.toml", "")
+    (policy.parent / "policy.d" / "a.toml").symlink_to(elsewhere / "mine.toml")
+    assert read_policy(policy)[1] == []
+    elsewhere.chmod(0o777)
+    texts, (error,) = read_policy(policy)
+    assert (len(texts), error.file) == (1, str(elsewhere))
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving files away needs root")
+def test_a_directory_above_that_belongs_to_somebody_else_is_refused(policy: Path) -> None:
+    os.chown(policy.parent, 65534, 0)
+    (error,) = read_policy(policy)[1]
+    assert (error.file, "belongs to uid 65534" in error.problem) == (str(policy.parent), True)
+
+
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving files away needs root")
 @pytest.mark.parametrize("what", ["policy.toml", "policy.d/a.toml", "policy.d"])
