@@ -11,7 +11,7 @@ import pytest
 from mpsagent.core import actions as act
 from mpsagent.core import confirmation, relayed
 from mpsagent.core import inputs as inp
-from mpsagent.core.model import ENDED_FOR, NAMED_FOR, Client, State
+from mpsagent.core.model import ENDED_FOR, NAMED_FOR, Client, Gate, State
 from mpsagent.core.reduce import reduce
 from mpsagent.core.view import View
 from mpsagent.mps import events as ev
@@ -409,3 +409,11 @@ def test_only_who_is_listed_long_after_its_end_has_left_its_place_to_another() -
     for later, kept in ((1.0, {}), (ENDED_FOR + 1, {first.pid: ALICE})):
         state, _ = reduce(state, inp.ClientsListed(stage.now + later, pid, frozenset({first.pid})))
         assert state.kept_open(state.servers[pid]) == kept
+
+
+def test_without_a_gate_no_client_came_late() -> None:
+    """The gate may be away when the rule is asked about a client that it has not seen."""
+    client = Client(inp.Peer(7, 1001, 1001, 70), since=5.0)
+    assert not relayed._came_late(View(State()), client)
+    assert relayed._came_late(View(State(gate=Gate(60, 4.0))), client)
+    assert not relayed._came_late(View(State(gate=Gate(60, 5.0))), client)

@@ -10,6 +10,7 @@ import pytest
 from mpsagent.gate.queue import MOST_HELD
 from mpsagent.mps import units
 from mpsagent.mps.limits import Device, Limits
+from mpsagent.policy import parse
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.origins import PolicyError
@@ -399,3 +400,10 @@ def test_an_error_reads_as_one_line() -> None:
 def test_rules_can_be_made_by_hand() -> None:
     """Tests of decisions make their own rules; the built-in values are those of a policy without files."""
     assert Rules(BOB) == policy().rules(BOB)
+
+
+def test_a_cgroup_has_between_1_and_512_characters() -> None:
+    assert [parse.cgroup(text) for text in ("*", "x" * 512)] == ["*", "x" * 512]
+    for text in ("", "x" * 513):
+        with pytest.raises(parse.Wrong):
+            parse.cgroup(text)

@@ -253,3 +253,9 @@ def test_more_users_than_fit_are_an_error_of_the_sender() -> None:
     users = {uid: User(uid, "all", LIMITS, 12) for uid in range(60_000, 70_000)}
     with pytest.raises(LinkError, match="longer than"):
         codec.encode(Admissions(users=users))
+
+
+def test_rows_of_a_table_are_found_by_user_and_by_job() -> None:
+    """The keys are not sent: each row has its own."""
+    table = Admissions(users={7: User(7, "all", Limits())}, jobs={name: link.Job(name, 2) for name in ("a", "b")})
+    assert link.decode_from_agent(codec.encode(table)) == table
