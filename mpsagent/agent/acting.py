@@ -193,7 +193,7 @@ class Acting:
         until = max(now, turn.ends or now) + seconds
         agent.record("turn.extended", now, uid=uid, by=by, until=until)
         agent.take([inp.TurnExtended(now, uid, until)])
-        agent.store.put(saved.EXTENDED, saved.extended_rows(agent.core))
+        agent.store.put(saved.EXTENDED, saved.by_user(agent.state.extended))
         return {"uid": uid, "user": self.name(uid), "until": iso(until), **await self._written_down()}
 
     async def restart(

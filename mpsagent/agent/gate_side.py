@@ -20,16 +20,6 @@ from mpsagent.linux.processes import Process, lineage
 from mpsagent.system.store import Part, Store
 from mpsagent.wire import link
 
-_KEPT: tuple[tuple[str, Callable[[Core], object], Callable[[Core], object]], ...] = (
-    ("ending", lambda core: [one.memories.ladder for one in core.engines.values()], saved.ending_rows),
-    ("turn", lambda core: core.memories.turns, saved.turn_row),
-    ("served", lambda core: core.memories.turns, saved.served_rows),
-    ("suspended", lambda core: core.memories.turns, saved.suspended_rows),
-    ("waiting", lambda core: core.state.held.order, saved.waiting_rows),
-    (saved.CLIENTS, lambda core: core.state.clients, saved.client_rows),
-)
-"""The values that are kept on disk: their name, their source, and their format."""
-
 
 class GateSide:
     """Of one instance. ``since``: connections from before that time an earlier agent has recorded; None: there was
@@ -63,7 +53,7 @@ class GateSide:
         """Processes (pid, start) by user, reported by the gate and not yet taken in by the engine."""
         self._since = since
         self._waiting: frozenset[int] = frozenset()
-        self._remembered: dict[tuple[int, int], saved.Kept] = {}
+        self._remembered: dict[tuple[int, int], saved.EarlierClient] = {}
         """Clients of an earlier agent, until the gate has named the living ones."""
         self._released: list[tuple[int, int]] = []
         """Processes that had been clients of an earlier agent."""
@@ -92,10 +82,10 @@ class GateSide:
         if self.earlier is not None:
             return
         core = self._core
-        for name, source, rows in _KEPT:
-            if self._kept.get(name) != source(core):  # hundreds of leases rarely change
-                self._store.put(name, rows(core))
-                self._kept[name] = source(core)
+        for name, row in saved.ROWS.items():
+            if row.source is not None and self._kept.get(name) != row.source(core):
+                self._store.put(name, row.write(core))
+                self._kept[name] = row.source(core)
         if self._kept.get(saved.RELEASED) is not core.state.clients:
             self._store.put(saved.RELEASED, self._clients.released(core.state.clients)[: saved.MOST])
             self._kept[saved.RELEASED] = core.state.clients

@@ -152,7 +152,7 @@ class Node(Recorder):
         self.inherited = bool(earlier)
         kept = earlier.pop(saved.CLOCK, None)
         if not self.clock.same_boot(kept):
-            earlier = {key: value for key, value in earlier.items() if key.rpartition("/")[2] not in saved.OF_THIS_BOOT}
+            earlier = {key: value for key, value in earlier.items() if key.rpartition("/")[2] not in saved.OF_BOOT}
         self.moved = self.clock.carry_on(kept)
         if self.moved:
             earlier = saved.moved(earlier, self.moved)

@@ -10,13 +10,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from types import UnionType
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from mpsagent.core import inputs as inp
 from mpsagent.core.coordinator import Core
 from mpsagent.core.ladder import begun
-from mpsagent.core.model import Client, Outcome
+from mpsagent.core.model import Outcome
 from mpsagent.core.turn_memory import Memory
 from mpsagent.core.view import Turn
 from mpsagent.mps.limits import Limits
@@ -39,36 +41,26 @@ EXTENDED = "extended"
 """Until when users' turns do not end, by an administrator's order."""
 INSTANCE = "instance"
 """The name of the only instance, which names nothing that it keeps."""
-OF_NODE = (LEASE, LEASES, DRAINED, INSTANCE)
-OF_THIS_BOOT = (CLIENTS, RELEASED)
-TIMES = ("turn", "served", "suspended", EXTENDED, LEASES, "drain", DRAINED, "ending", CLIENTS)
 SINCE_1970 = 1e8
 """Floats of this size are times."""
 MOST = 1000
 """Clients that are being ended; a server has 48."""
+OF_PEER = ("pid", "start", "uid", "gid", "cgroup")
+OF_LEASE = ("number", "since", "until", "by", "uid", "cgroup", "process", "name")
+"""The fields of a client's peer and of a lease that are kept."""
 _DAMAGED = (LookupError, TypeError, ValueError, OverflowError, AttributeError)
 """Exceptions of a row that this agent has not written. The row is left out."""
 
 
-def _number(value: Any) -> float:
-    """Raises one of these; JSON's 1e999 is infinite, and no time."""
-    found = float(value)
-    if not math.isfinite(found):
-        raise ValueError(found)
-    return found
+def _memory(size: object) -> values.Memory:
+    return size if isinstance(size, int) else parse.amount(size)
 
 
-def moved(values: Mapping[str, Any], by: float) -> dict[str, Any]:
-    """With the times of an earlier agent in this one's clock."""
-    return {key: _moved(value, by) if key.rpartition("/")[2] in TIMES else value for key, value in values.items()}
-
-
-def _moved(value: Any, by: float) -> Any:
-    if isinstance(value, list):
-        return [_moved(one, by) for one in value]
-    if isinstance(value, dict):
-        return {key: _moved(one, by) for key, one in value.items()}
-    return value + by if isinstance(value, float) and value > SINCE_1970 else value
+_SHARE: dict[str, Callable[[Any], Any]] = {
+    "threads": parse.threads, "memory": lambda sizes: {str(one): _memory(size) for one, size in sizes.items()},
+    "total_threads": parse.total_threads, "total_memory": _memory, "max_clients": int,
+}  # fmt: skip
+"""How each part of a share is read."""
 
 
 def ending_rows(core: Core) -> list[list[Any]]:
@@ -86,40 +78,88 @@ def turn_row(core: Core) -> list[Any] | None:
     return [turn.uid, turn.since, turn.contested, turn.warned, turn.ending, warned]
 
 
-def served_rows(core: Core) -> list[list[Any]]:
-    """Who had a turn and waits again: behind those who came meanwhile."""
-    return [[uid, at] for uid, at in core.memories.turns.served.items()]
-
-
-def suspended_rows(core: Core) -> list[list[Any]]:
-    """Who is paused, and since when."""
-    return [[uid, at] for uid, at in core.memories.turns.suspended.items()]
-
-
-def waiting_rows(core: Core) -> list[int]:
-    """Users who wait here, so that they wait here again."""
-    return list(core.state.held.users()[:MOST])
-
-
 def client_rows(core: Core) -> list[dict[str, Any]]:
-    """Return what a later agent is to know of the clients. The gate does not tell all of it, and forgets the rest if
-    its descriptor store is lost."""
-    return [_client_row(one) for one in islice(core.state.clients.values(), MOST)]
+    """Return what a later agent is to know of the clients: the fields of ``Remembered``. The gate does not tell all of
+    it, and forgets the rest if its descriptor store is lost."""
+    return [
+        {**{name: getattr(one.peer, name) for name in OF_PEER}, "lane": one.daemon}
+        | {name: _plain(getattr(one, name)) for name in inp.Remembered._fields}
+        for one in islice(core.state.clients.values(), MOST)
+    ]
 
 
-def _client_row(one: Client) -> dict[str, Any]:
-    peer, limits = one.peer, one.limits
-    return {
-        "pid": peer.pid, "start": peer.start, "uid": peer.uid, "gid": peer.gid, "cgroup": peer.cgroup,
-        "lane": one.daemon, "since": one.since, "waited": round(one.waited, 3),
-        "limits": None if limits is None else limits.as_json(),
-        "most_memory": None if one.most_memory is None else Limits(memory=one.most_memory).as_json()["memory"],
-        "fail_safe": one.fail_safe, "connections": one.connections, "terminated": one.terminated,
-        "outcome": str(one.outcome), "lease": one.lease, "job": one.job, "counts": one.counts, "counted": one.counted,
-    }  # fmt: skip
+def lease_rows(core: Core) -> list[dict[str, Any]]:
+    """Return the leases with their shares, as a policy has them."""
+    return [
+        {name: getattr(one, name) for name in OF_LEASE}
+        | {key: values.written(getattr(one.share, key)) for key in _SHARE}
+        for one in core.state.leases
+    ]
 
 
-class Kept(NamedTuple):
+def _plain(value: Any) -> Any:
+    if isinstance(value, Limits):
+        return value.as_json()
+    return {str(key): one for key, one in value.items()} if isinstance(value, Mapping) else value
+
+
+def by_user(times: Mapping[int, float]) -> list[list[float]]:
+    """Return the form in JSON of times by user, which _times reads."""
+    return [[uid, at] for uid, at in times.items()]
+
+
+class Row(NamedTuple):
+    """A value that outlives the agent.
+
+    ``source``: it is written when this is not equal to the last time, None: it is written by orders. ``write``: its
+    form in JSON, in which large floats are times. ``of_node``: it belongs to no instance. ``of_boot``: it names
+    processes, which are others after a boot.
+    """
+
+    source: Callable[[Core], object] | None = None
+    write: Callable[[Core], Any] = lambda core: None
+    of_node: bool = False
+    of_boot: bool = False
+
+
+ROWS: Mapping[str, Row] = {
+    "ending": Row(lambda core: [one.memories.ladder for one in core.engines.values()], ending_rows),
+    "turn": Row(lambda core: core.memories.turns, turn_row),
+    # users who had a turn and wait again, behind the users who came meanwhile
+    "served": Row(lambda core: core.memories.turns, lambda core: by_user(core.memories.turns.served)),
+    "suspended": Row(lambda core: core.memories.turns, lambda core: by_user(core.memories.turns.suspended)),
+    "waiting": Row(lambda core: core.state.held.order, lambda core: list(core.state.held.users()[:MOST])),
+    CLIENTS: Row(lambda core: core.state.clients, client_rows, of_boot=True),
+    RELEASED: Row(of_boot=True),
+    EXTENDED: Row(),
+    "drain": Row(),
+    DRAINED: Row(of_node=True),
+    LEASES: Row(of_node=True),
+    LEASE: Row(of_node=True),
+    INSTANCE: Row(of_node=True),
+}
+"""The values that are kept, by their names in the state file."""
+OF_NODE = frozenset(name for name, row in ROWS.items() if row.of_node)
+OF_BOOT = frozenset(name for name, row in ROWS.items() if row.of_boot)
+
+
+def moved(kept: Mapping[str, Any], by: float) -> dict[str, Any]:
+    """Return these values with the times of an earlier agent in this one's clock."""
+    return {key: _moved(value, by) if key.rpartition("/")[2] in ROWS else value for key, value in kept.items()}
+
+
+def _moved(value: Any, by: float) -> Any:
+    if isinstance(value, list):
+        return [_moved(one, by) for one in value]
+    if isinstance(value, dict):
+        return {key: _moved(one, by) for key, one in value.items()}
+    return value + by if isinstance(value, float) and value > SINCE_1970 else value
+
+
+# --- reading what an earlier agent has kept: a damaged row is left out ------------------------------------------------
+
+
+class EarlierClient(NamedTuple):
     """A client as an earlier agent has kept it. ``daemon``: the user whose own control daemon it was."""
 
     peer: inp.Peer
@@ -127,34 +167,57 @@ class Kept(NamedTuple):
     what: inp.Remembered
 
 
-def clients(kept: Mapping[str, Any], now: float) -> dict[tuple[int, int], Kept]:
-    """Return the clients of the agent before, by pid and start time. Damaged rows are left out."""
-    found: dict[tuple[int, int], Kept] = {}
-    rows = kept.get("clients")
-    for row in rows[:MOST] if isinstance(rows, list) else ():
-        with suppress(*_DAMAGED):
-            cgroup, job = (None if row[key] is None else str(row[key]) for key in ("cgroup", "job"))
-            lane, lease = (None if row[key] is None else int(row[key]) for key in ("lane", "lease"))
-            counted = None if row.get("counted") is None else min(now, _number(row["counted"]))
-            peer = inp.Peer(int(row["pid"]), int(row["uid"]), int(row["gid"]), int(row["start"]), cgroup)
-            terminated = None if row["terminated"] is None else min(now, _number(row["terminated"]))
-            found[peer.pid, peer.start] = Kept(peer, lane, inp.Remembered(
-                min(now, _number(row["since"])), max(0.0, _number(row["waited"])), _limits(row["limits"]),
-                None if row["most_memory"] is None else _sizes(row["most_memory"]), bool(row["fail_safe"]),
-                max(0, int(row["connections"])), terminated, Outcome(row["outcome"]), lease, job,
-                bool(row.get("counts", True)), counted,
-            ))  # fmt: skip
+def _time(value: Any, latest: float) -> float:
+    """Raises an error of _DAMAGED. JSON's 1e999 is infinite, and not a time."""
+    found = float(value)
+    if not math.isfinite(found):
+        raise ValueError(found)
+    return min(found, latest)
+
+
+_READ: dict[Any, Callable[[Any, float], Any]] = {
+    int: lambda value, _: int(value),
+    float: _time,
+    str: lambda value, _: str(value),
+    bool: lambda value, _: bool(value),
+    Mapping[int, int]: lambda value, _: {int(device): int(size) for device, size in value.items()},
+    tuple[int, int]: lambda value, _: (int(value[0]), int(value[1])),
+    Limits: lambda value, latest: Limits(**_fields(Limits, {"threads": value["threads"]} | value, latest)),
+}
+_hints = cache(get_type_hints)
+
+
+def _fields(cls: type, row: Mapping[str, Any], latest: float, names: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the fields that the row has (of these names, if there are any), each as its type says. No time is later
+    than ``latest``."""
+    found = {}
+    for name in names or _hints(cls):
+        if name in row:
+            hint = _hints(cls)[name]
+            some = get_args(hint)[0] if isinstance(hint, UnionType) else hint
+            none = row[name] is None and some is not hint
+            found[name] = None if none else _READ[some](row[name], latest)
     return found
 
 
-def _limits(value: Any) -> Limits | None:
-    if value is None:
-        return None
-    return Limits(_number(value["threads"]), _sizes(value["memory"]), bool(value.get("below_normal")))
+def _rows(kept: Mapping[str, Any], name: str) -> list[Any]:
+    rows = kept.get(name)
+    return rows[:MOST] if isinstance(rows, list) else []
 
 
-def _sizes(value: Mapping[str, Any]) -> dict[int, int]:
-    return {int(device): int(size) for device, size in value.items()}
+def clients(kept: Mapping[str, Any], now: float) -> dict[tuple[int, int], EarlierClient]:
+    """Return the clients of the agent before, by pid and start time."""
+    found: dict[tuple[int, int], EarlierClient] = {}
+    for row in _rows(kept, CLIENTS):
+        with suppress(*_DAMAGED):
+            peer = inp.Peer(**_fields(inp.Peer, row, now, OF_PEER))
+            what = inp.Remembered(**_fields(inp.Remembered, row, now))
+            what = what._replace(
+                outcome=Outcome(what.outcome), waited=max(0.0, what.waited), connections=max(0, what.connections)
+            )
+            daemon = None if row["lane"] is None else int(row["lane"])
+            found[peer.pid, peer.start] = EarlierClient(peer, daemon, what)
+    return found
 
 
 def released(kept: Mapping[str, Any]) -> list[tuple[int, int]]:
@@ -171,42 +234,16 @@ def waited_here(kept: Mapping[str, Any]) -> frozenset[int]:
     return frozenset()
 
 
-def _memory(size: object) -> values.Memory:
-    return size if isinstance(size, int) else parse.amount(size)
-
-
-_SHARE: dict[str, Callable[[Any], Any]] = {
-    "threads": parse.threads, "memory": lambda sizes: {str(one): _memory(size) for one, size in sizes.items()},
-    "total_threads": parse.total_threads, "total_memory": _memory, "max_clients": int,
-}  # fmt: skip
-"""How each part of a share is read."""
-
-
-def lease_rows(core: Core) -> list[dict[str, Any]]:
-    return [
-        {
-            "number": one.number, "since": one.since, "until": one.until, "by": one.by, "uid": one.uid,
-            "cgroup": one.cgroup, "process": one.process, "name": one.name,
-            **{key: values.written(getattr(one.share, key)) for key in _SHARE},
-        }
-        for one in core.state.leases
-    ]  # fmt: skip
-
-
 def leases(kept: Mapping[str, Any], now: float) -> list[inp.Input]:
-    """Those whose time is not over. What is damaged is left out."""
+    """Return the leases that have not expired."""
     found: list[inp.Input] = []
-    rows = kept.get("leases")
-    for row in rows[:MOST] if isinstance(rows, list) else ():
+    for row in _rows(kept, LEASES):
         with suppress(*_DAMAGED):
-            process = None if row["process"] is None else (int(row["process"][0]), int(row["process"][1]))
-            uid = None if row["uid"] is None else int(row["uid"])
-            cgroup, name = (None if row.get(key) is None else str(row[key]) for key in ("cgroup", "name"))
-            number, until, source = int(row["number"]), _number(row["until"]), f"lease {row['number']}"
+            source = f"lease {int(row['number'])}"
             given = {key: read(row[key]) for key, read in _SHARE.items() if row.get(key) is not None}
-            share = Share(source, **given, job=name or source)
-            lease = Lease(number, share, _number(row["since"]), until, int(row["by"]), uid, cgroup, process, name)
-            if until > now and (uid, cgroup, process) != (None, None, None):
+            of_lease = _fields(Lease, row, math.inf, OF_LEASE)
+            lease = Lease(share=Share(source, **given, job=of_lease.get("name") or source), **of_lease)
+            if lease.until > now and (lease.uid, lease.cgroup, lease.process) != (None, None, None):
                 found.append(inp.LeaseGiven(now, lease))
     return found
 
@@ -214,34 +251,30 @@ def leases(kept: Mapping[str, Any], now: float) -> list[inp.Input]:
 def drain(kept: Mapping[str, Any], now: float) -> list[inp.Input]:
     """Maintenance goes on: an upgrade in the middle of it must not let users back in."""
     with suppress(*_DAMAGED):
-        row = kept["drain"]
-        until = row["until"]
-        until = None if until is None else _number(until)
-        by = None if row.get("by") is None else int(row["by"])
-        return [inp.DrainOrdered(now, _number(row["since"]), until, bool(row.get("restart")), by)]
+        names = "since", "until", "restart", "by"
+        return [inp.DrainOrdered(now, **_fields(inp.DrainOrdered, kept["drain"], math.inf, names))]
     return []
 
 
-def extended_rows(core: Core) -> list[list[Any]]:
-    return [[uid, until] for uid, until in core.state.extended.items()]
+def _times(kept: Mapping[str, Any], name: str, latest: float = math.inf) -> dict[int, float]:
+    """Return the times by user. Raises an error of _DAMAGED."""
+    return {int(uid): _time(at, latest) for uid, at in kept[name][:MOST]}
 
 
 def extended(kept: Mapping[str, Any], now: float) -> list[inp.Input]:
-    """Return the turns that were given more time, as long as that is not over."""
+    """Return the turns that were given more time, if that has not expired."""
     with suppress(*_DAMAGED):
-        rows = [(int(uid), _number(until)) for uid, until in kept[EXTENDED][:MOST]]
-        return [inp.TurnExtended(now, uid, until) for uid, until in rows if until > now]
+        return [inp.TurnExtended(now, *one) for one in _times(kept, EXTENDED).items() if one[1] > now]
     return []
 
 
 def ending(kept: Mapping[str, Any], now: float) -> inp.Resumed:
-    """To be told once the gate has said who lives."""
+    """Return the clients that were being ended, for the engine once the gate has reported the living ones."""
     found = []
-    rows = kept.get("ending")
-    for row in rows[:MOST] if isinstance(rows, list) else ():
+    for row in _rows(kept, "ending"):
         with suppress(*_DAMAGED):
-            pid, start, uid, reason, rule, step, at = row
-            found.append(inp.Begun(int(pid), int(start), int(uid), str(reason), str(rule), str(step), _number(at)))
+            fields = dict(zip(inp.Begun._fields, row, strict=True))
+            found.append(inp.Begun(**_fields(inp.Begun, fields, math.inf)))
     return inp.Resumed(now, tuple(found))
 
 
@@ -251,21 +284,20 @@ def take_up_turn(core: Core, kept: Mapping[str, Any], told: Iterable[inp.Input],
     announced is counted from the first one who waits now. No time is later than ``now``: no user is to wait for one in
     the future."""
     with suppress(*_DAMAGED):
-        served = {int(uid): min(now, _number(at)) for uid, at in kept["served"][:MOST]}
-        core.memories = replace(core.memories, turns=Memory(served=served))
+        core.memories = replace(core.memories, turns=Memory(served=_times(kept, "served", now)))
     with suppress(*_DAMAGED):
-        suspended = {int(uid): min(now, _number(at)) for uid, at in kept["suspended"][:MOST]}
+        suspended = _times(kept, "suspended", now)
         core.memories = replace(core.memories, turns=replace(core.memories.turns, suspended=suspended))
     with suppress(*_DAMAGED):
         uid, since, contested, warned, end, *more = kept["turn"]
         signalled = None if more == [None] else frozenset((int(pid), int(start)) for pid, start in chain(*more[:1]))
-        contested, warned, end = (None if at is None else min(now, _number(at)) for at in (contested, warned, end))
+        contested, warned, end = (None if at is None else _time(at, now) for at in (contested, warned, end))
         each = [one.what if isinstance(one, inp.Of) else one for one in told]
         said = [one.what for one in each if isinstance(one, inp.GateSaid)]
         others = [one.since for one in said if isinstance(one, link.Knock | link.Known) and one.uid != int(uid)]
         if contested is not None and warned is None and others:
             contested = max(contested, min(others))
-        turn = Turn(int(uid), min(now, _number(since)), contested, warned, end)
+        turn = Turn(int(uid), _time(since, now), contested, warned, end)
         users = {one.peer.uid for one in each if isinstance(one, inp.ClientRemembered)}
         users |= {one.uid for one in said if isinstance(one, link.Known)}
         if turn.uid in users:

@@ -57,7 +57,7 @@ def test_an_agent_goes_on_with_drain_lease_and_turn(released: Path, tmp_path: Pa
     assert {**dict.fromkeys(row), **before} == row  # what it did not know is not set
     saved.take_up_turn(one, values, told(known(now, Peer(71, SECOND, SECOND, 5), now - 2.0, Limits(10.0))), now)
     assert (saved.turn_row(one) or [])[:5] == values["turn"][:5]
-    assert saved.served_rows(one) == values["served"]
+    assert saved.ROWS["served"].write(one) == values["served"]
 
 
 @each

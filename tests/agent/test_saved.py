@@ -11,6 +11,7 @@ import pytest
 
 from mpsagent.agent import saved
 from mpsagent.agent.node import Node
+from mpsagent.agent.saved import ROWS
 from mpsagent.api import without_agent
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
@@ -193,7 +194,7 @@ def test_who_had_a_turn_stays_behind_who_came_meanwhile() -> None:
     one, events = core(), told(knocked(NOW, 1, ALICE, 940.0), waits(950.0))
     saved.take_up_turn(one, {"served": [[1001, 960.0]]}, events, NOW)
     assert holder(one, events) == 1002
-    assert [1001, 960.0] in saved.served_rows(one)
+    assert [1001, 960.0] in ROWS["served"].write(one)
 
 
 @pytest.mark.parametrize("broken", [None, 7, "x", [], [1001], [1001, "x", None, None, None], {"a": 1}])
@@ -268,9 +269,9 @@ UNLIMITED = CLIENT._replace(limits=Limits(20.0), most_memory={}, fail_safe=False
 def test_who_waits_and_what_is_known_of_clients_is_kept() -> None:
     one = core()
     one.receive_all(told(at_work()._replace(earlier=CLIENT), waits(950.0)), NOW)
-    rows = json.loads(json.dumps({"waiting": saved.waiting_rows(one), "clients": saved.client_rows(one)}))
+    rows = json.loads(json.dumps({"waiting": ROWS["waiting"].write(one), "clients": saved.client_rows(one)}))
     assert saved.waited_here(rows) == frozenset({1002})
-    told_again = {(71, ALICE.start): saved.Kept(ALICE._replace(command=""), None, UNLIMITED)}
+    told_again = {(71, ALICE.start): saved.EarlierClient(ALICE._replace(command=""), None, UNLIMITED)}
     assert saved.clients(rows, NOW) == told_again, "the limits are those that the gate says"
     for broken in ({"clients": 7}, {"waiting": ["x"]}, {"clients": [[1]]}, {"clients": [{"pid": 1}]}, {}):
         assert (saved.waited_here(broken), saved.clients(broken, NOW)) == (frozenset(), {})
@@ -389,4 +390,4 @@ def test_a_time_from_the_future_keeps_no_user_waiting(row: dict[str, Any]) -> No
     one, events = core(), told(knocked(NOW, 1, ALICE, NOW))
     saved.take_up_turn(one, row, events, NOW)
     assert holder(one, events) == 1001
-    assert all(at <= NOW for _, at in [*saved.served_rows(one), *saved.suspended_rows(one)])
+    assert all(at <= NOW for _, at in [*ROWS["served"].write(one), *ROWS["suspended"].write(one)])

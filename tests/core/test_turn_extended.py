@@ -62,7 +62,7 @@ def test_the_next_agent_knows_it() -> None:
     stage = Stage().up()
     stage.feed(inp.TurnExtended(stage.now, ALICE, stage.now + 60))
     assert stage.core is not None
-    kept = {saved.EXTENDED: saved.extended_rows(stage.core)}
+    kept = {saved.EXTENDED: saved.by_user(stage.core.state.extended)}
     assert saved.extended(kept, stage.now + 59) == [inp.TurnExtended(stage.now + 59, ALICE, stage.now + 60)]
     assert saved.extended(kept, stage.now + 61) == []
     assert saved.extended({saved.EXTENDED: [["x"]]}, stage.now) == []

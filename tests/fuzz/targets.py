@@ -573,7 +573,9 @@ def _taken_up(kept: dict[str, Any]) -> dict[str, Any]:
     drain = core.state.drain
     return {
         "drain": None if drain is None else {"since": drain.since, "until": drain.until, "restart": drain.restart},
-        "turn": saved.turn_row(core), "served": saved.served_rows(core), "suspended": saved.suspended_rows(core),
+        "turn": saved.turn_row(core),
+        "served": saved.ROWS["served"].write(core),
+        "suspended": saved.ROWS["suspended"].write(core),
         "leases": saved.lease_rows(core), "waiting": sorted(saved.waited_here(kept)),
         "clients": saved.client_rows(core), "released": saved.released(kept),
     }  # fmt: skip
