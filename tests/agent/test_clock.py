@@ -112,3 +112,10 @@ def test_until_of_a_lease_is_a_time_of_the_wall_clock(tmp_path: Path) -> None:
         assert lease.until - agent.clock.now() == pytest.approx(1800.0, abs=60.0)
 
     play(tmp_path, scenario)
+
+
+def test_a_kept_clock_is_of_the_same_boot_or_not() -> None:
+    kept = SteadyClock().kept()
+    assert SteadyClock().same_boot(kept)
+    for other in (["another boot", *kept[1:]], [], None, "text"):
+        assert not SteadyClock().same_boot(other)

@@ -55,6 +55,23 @@ def test_who_has_waited_for_a_whole_turn_does_not_wait_too_long_when_it_is_over(
         assert len([one for one in conditions.all() if "longer than the policy allows" in one.what]) == expected
 
 
+def test_a_hand_over_that_takes_longer_than_its_deadlines_is_a_wait_that_nothing_explains() -> None:
+    """Users who work together wait for no turn."""
+    policy, _ = load([("p", '[instance.gpu]\nsharing = "one-server"\n')])
+    assert policy is not None
+    core = Core(State(policy))
+    core.engines[None].state = replace(
+        core.state, control=Control(pid=5, started=1.0, socket="/c", version=13000, proven=True),
+        held=Queue().put(Held(1, Peer(10, USER, USER, 1), 100.0, handing=100.0)),
+        identities={USER: Identity(USER, "alice")},
+    )  # fmt: skip
+    due = 100.0 + policy.hang_server + policy.hang_control + WAIT_SLACK
+    conditions = Conditions()
+    for now, expected in ((due, 0), (due + 0.1, 1)):
+        note_conditions(conditions, core, now)
+        assert len([one for one in conditions.all() if "longer than the policy allows" in one.what]) == expected
+
+
 @pytest.mark.parametrize("turn", [Turn(USER, 100.0), None], ids=["in its turn", "behind a turn that is over"])
 def test_who_waits_while_a_server_starts_does_not_wait_too_long(turn: Turn | None) -> None:
     """Seen: 5 s after it had come, though a server may take `timeouts.server` (30 s) for its start."""

@@ -89,3 +89,21 @@ def test_a_stream_does_not_say_it_either(served: Served) -> None:
         while b"\r\n\r\n" not in got:
             got += sock.recv(1000)
     assert b"\r\nserver:" not in got.lower()
+
+
+def test_an_order_is_told_what_is_allowed_instead(served: Served) -> None:
+    head, _ = raw(served, NOT_TAKEN["an order"])
+    assert b"\r\nAllow: GET" in head
+
+
+def test_a_fault_of_our_own_is_an_answer_and_is_reported(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures: list[BaseException] = []
+
+    def fails() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(served.api, "_failed", failures.append)
+    monkeypatch.setattr(served.backend, "leases", fails)
+    status, _, body = ask(served, "/v1/leases")
+    assert (status, "ZeroDivisionError" in body["detail"]) == (500, True)
+    assert list(map(type, failures)) == [ZeroDivisionError]

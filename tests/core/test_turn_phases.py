@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from mpsagent.core import inputs as inp
-from mpsagent.core.turns import PHASES
+from mpsagent.core import turns
+from mpsagent.core.turn_memory import Memory, Moment
+from mpsagent.core.turns import PHASES, TAKE_UP
+from mpsagent.core.view import Turn, View
+from tests.api.stand_in import START, USER, busy_state
 from tests.core.harness import ALICE, BOB, CAROL, NAMES, POLICY, USERS, Stage
 from tests.core.test_pause import PAUSE
 
@@ -159,3 +164,14 @@ def test_what_becomes_of_a_phase(phase: str, event: str) -> None:
     waits = [proc for proc in stage.procs.values() if proc.uid != ALICE]
     stage.run(300)
     assert all(proc.pid in stage.served for proc in waits if proc.pid in stage.procs)
+
+
+def test_an_open_turn_that_nobody_has_taken_up_is_looked_at_when_the_first_of_its_times_comes() -> None:
+    """Nothing else may happen until then: a user whose hand-overs fail has the GPU for ``TAKE_UP`` at most."""
+    now = START + 40
+    for hang_server in (TAKE_UP - 5, TAKE_UP + 5):
+        state = busy_state()
+        view = View(replace(state, policy=replace(state.policy, hang_server=hang_server)), turn=Turn(USER, now - 1))
+        moment = Moment(view, Memory(turn=view.turn), now)
+        assert turns._open(moment) == min(now - 1 + hang_server, now + TAKE_UP)
+        assert (moment.turn.phase, moment.turn.tried) == ("open", now)

@@ -133,7 +133,8 @@ def messages() -> str:
 
 
 ASKED = (
-    "/nothing", "/v1/events?limit=0", "/v1/events?limit=x", "/v1/events?colour=red", "/v1/events?since=soon",
+    "/nothing", "/v1/events?limit=0", "/v1/events?limit=x", "/v1/events?cursor=9223372036854775807",
+    "/v1/events?colour=red", "/v1/events?since=soon",
     "/v1/policy/explain", "/v1/policy/explain?user=not-there", "/v1/report?first=yesterday",
     "/v1/report?by=colour", "/v1/report?by=user&job=7",
 )  # fmt: skip
