@@ -760,6 +760,9 @@ class SignalModule(_Module):
 class ResourceModule(_Module):
     import resource as real
 
+    def getrlimit(self, _: int) -> tuple[int, int]:
+        return 524_288, 524_288
+
     def prlimit(self, *_: Any) -> Any:
         raise _error(errno.EPERM)
 
