@@ -616,6 +616,12 @@ class Path(pathlib.PurePosixPath):
     def is_symlink(self) -> bool:
         return False
 
+    def absolute(self) -> Path:
+        return self
+
+    def resolve(self) -> Path:
+        return Path(os.path.realpath(self))
+
     def readlink(self) -> Path:
         raise _error(errno.ENOENT)
 
