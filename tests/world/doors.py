@@ -553,6 +553,11 @@ class OsModule(_Module):
             raise _error(errno.ESRCH)
         kernel.signal(found, number)
 
+    def getpgid(self, pid: int) -> int:
+        if kernel.seen(pid) is None:
+            raise _error(errno.ESRCH)
+        return pid
+
     def removexattr(self, *_: Any, **__: Any) -> None:
         raise _error(errno.ENODATA)
 
