@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from mpsagent.core import pause_room, quitting
 from mpsagent.core.coordinator import Core
+from mpsagent.core.full_server import kept_out
 from mpsagent.core.model import Key, Status
 from mpsagent.core.view import View
 from mpsagent.mps.units import duration_text
@@ -85,6 +86,12 @@ def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
         what = f"the gate (process {gate.pid}) is stopped: new clients wait, and none is handed over"
     do = "kill -CONT that process; systemd restarts it within 12 s"
     conditions.set("gate stopped", what, now, do)
+    out = kept_out(view)
+    what = None
+    if out is not None and out.client is None and now > out.since + WAIT_SLACK:
+        what = f"user {out.uid} waits without a bound: other users have all places of the server"
+    do = "set turn.time_limit, or terminate clients (mpsagent-cli clients)"
+    conditions.set("full server", what, now, do)
     for topic, what in _policy(view):
         conditions.set(topic, what, now, sure=False)
 

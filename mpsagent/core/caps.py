@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from mpsagent.core import actions as act
 from mpsagent.core.bounds import BOUNDS, Surplus, bound, surplus, use_of
+from mpsagent.core.full_server import kept_out
 from mpsagent.core.inputs import Lifts
 from mpsagent.core.model import Client, Over
 from mpsagent.core.rule import Decision, EndClient
@@ -72,6 +73,14 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         ends, at = _over(view, uid, tuple(clients), now)
         wakes += at
         requests += [EndClient.of(client, reason, rule, "limits") for client, reason, rule in ends]
+    out = kept_out(view)
+    if out is not None and out.client is not None and out.due is not None:
+        if now >= out.due:
+            rule = view.rules(out.client.uid).origin("turn.time_limit").key
+            reason = f"user {out.client.uid} has most places of a full server, and user {out.uid} has waited for one"
+            requests.append(EndClient.of(out.client, reason, rule, "turn"))
+        else:
+            wakes.append(out.due)
     fresh = Memory(warned, told, lifting)
     return Decision(fresh, tuple(todo), tuple(requests), wake=min(wakes, default=None))
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from mpsagent.core import caps, pause_room
 from mpsagent.core.admission import NEXT, hold, holds
 from mpsagent.core.bounds import Use, bound, use_of
+from mpsagent.core.full_server import kept_out
 from mpsagent.core.model import Held
 from mpsagent.core.rule import Reason
 from mpsagent.core.view import View
@@ -42,6 +43,7 @@ def waiting(view: View, now: float) -> tuple[Waiting, ...]:
         return ()
     everybody, use = next(holds(view, now), None), use_of(view)
     at = None if everybody is not None else _free(view, now)
+    out = None if everybody is not None else kept_out(view)
     for uid in users:
         line = state.held.line(uid)
         paused = [client.pid for client in state.clients_of_user(uid)] if uid in view.suspended else []
@@ -50,6 +52,11 @@ def waiting(view: View, now: float) -> tuple[Waiting, ...]:
         if at is not None and uid not in mine and not view.denied(uid) and view.identified(uid):
             span = pause_room.longest(view, uid)
             turn, at = at, None if span is None else at + span + pause_room.leaving(view, uid)
+        if out is not None and uid == out.uid:
+            if out.client is None or out.due is None:
+                why = why._replace(text=f"{why.text}; no time limit bounds this wait (turn.time_limit)")
+            else:
+                turn = max(now, out.due) + pause_room.leaving(view, out.client.uid)
         lifted = ((pid, caps.lifted(view, pid)[1]) for pid in pids if pid in state.lifts) if state.lifts else ()
         words = next((f"; process {pid}: {words}" for pid, words in lifted if words), None)
         why = why if words is None else why._replace(text=why.text + words)

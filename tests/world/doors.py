@@ -438,6 +438,11 @@ class OsModule(_Module):
             raise _error(errno.ESRCH)
         return process.install(PidFd(kernel, found))
 
+    def getpgid(self, pid: int) -> int:
+        if kernel.seen(pid) is None:
+            raise _error(errno.ESRCH)
+        return pid
+
     def fstat(self, fd: int) -> Any:
         file = kernel.current.file(fd)
         if isinstance(file, Opened):
@@ -553,11 +558,6 @@ class OsModule(_Module):
             raise _error(errno.ESRCH)
         kernel.signal(found, number)
 
-    def getpgid(self, pid: int) -> int:
-        if kernel.seen(pid) is None:
-            raise _error(errno.ESRCH)
-        return pid
-
     def removexattr(self, *_: Any, **__: Any) -> None:
         raise _error(errno.ENODATA)
 
@@ -624,8 +624,8 @@ class Path(pathlib.PurePosixPath):
     def absolute(self) -> Path:
         return self
 
-    def resolve(self) -> Path:
-        return Path(os.path.realpath(self))
+    def resolve(self, strict: bool = False) -> Path:
+        return self
 
     def readlink(self) -> Path:
         raise _error(errno.ENOENT)
@@ -771,11 +771,11 @@ class SignalModule(_Module):
 class ResourceModule(_Module):
     import resource as real
 
-    def getrlimit(self, _: int) -> tuple[int, int]:
-        return 524_288, 524_288
-
     def prlimit(self, *_: Any) -> Any:
         raise _error(errno.EPERM)
+
+    def getrlimit(self, _which: int) -> tuple[int, int]:
+        return 16384, 524288
 
 
 class PsutilModule(_Module):
