@@ -9,13 +9,12 @@ import pytest
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import limits
-from mpsagent.core import transitions as tr
 from mpsagent.core.model import Drain
 from mpsagent.core.view import View
 from mpsagent.core.waiting import waiting
 from mpsagent.mps import events as ev
 from mpsagent.wire import link
-from tests.core.harness import ALICE, BOB, CAROL, PATIENT, POLICY, Stage
+from tests.core.harness import ALICE, BOB, CAROL, PATIENT, Stage
 from tests.core.toy import Proc, Server
 
 both = pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
@@ -23,32 +22,6 @@ DENY = PATIENT + '[user.carol]\naccess = "deny"\n'
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------
-
-
-@both
-def test_more_than_a_server_takes_are_held_and_follow_one_by_one(shared: bool) -> None:
-    stage = Stage(PATIENT, shared=shared).up()
-    crowd = [stage.client(ALICE) for _ in range(60)]
-    stage.run(3)
-    most = 36 if shared else 48
-    assert sum(stage.working(p) for p in crowd) == most
-    for proc in [p for p in crowd if stage.working(p)][:5]:
-        stage.ends(proc)
-    stage.run(1)
-    assert sum(stage.working(p) for p in crowd) == most
-    assert stage.mps.refused == []
-
-
-@both
-def test_a_process_with_several_contexts_takes_the_room_of_several(shared: bool) -> None:
-    stage = Stage(PATIENT, shared=shared).up()
-    big = stage.client(ALICE, contexts=9)
-    stage.run(1)
-    assert big.made == 9
-    for _ in range(60):
-        stage.client(ALICE)
-    stage.run(3)
-    assert len(stage.gate.known) == (36 if shared else 48) - 8
 
 
 def test_no_user_takes_all_places_of_a_server_for_all() -> None:
@@ -115,38 +88,6 @@ def test_the_most_clients_of_a_user_are_kept_by_the_gate(shared: bool) -> None:
 
 
 # --- refused ----------------------------------------------------------------------------------------------------------
-
-
-@both
-def test_a_denied_user_is_refused_at_once_and_nobody_waits_for_him(shared: bool) -> None:
-    stage = Stage(DENY, shared=shared).up()
-    carol, alice = stage.client(CAROL), stage.client(ALICE)
-    stage.run(1)
-    assert stage.gate.turned_away == [carol.pid]
-    assert stage.working(alice)
-    (refused,) = stage.happened(tr.ClientRefused)
-    assert isinstance(refused, tr.ClientRefused)
-    assert (refused.pid, refused.uid) == (carol.pid, CAROL)
-    assert "in the policy for user" in refused.why
-    assert stage.core is not None
-    assert len(stage.core.state.held) == 0
-
-
-@both
-def test_a_user_who_is_denied_while_it_is_his_turn_gets_nobody_in_any_more(shared: bool) -> None:
-    stage = Stage(PATIENT, shared=shared).up()
-    working = stage.client(CAROL)
-    stage.run(1)
-    stage.reload(DENY)
-    stage.run(0.1)
-    more = stage.client(CAROL)
-    stage.run(1)
-    assert stage.working(working)
-    assert not stage.working(more)
-    bob = stage.client(BOB)
-    stage.ends(working)
-    stage.run(1)
-    assert stage.working(bob)
 
 
 def test_a_refusal_that_meets_a_hand_over_is_repeated() -> None:
@@ -315,26 +256,6 @@ def test_a_drain_waits_for_those_whom_the_gate_passed_untouched() -> None:
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
-@both
-def test_a_changed_policy_holds_for_who_comes_next(shared: bool) -> None:
-    stage = Stage(PATIENT, shared=shared).up()
-    stage.client(ALICE)
-    stage.run(1)
-    stage.reload(PATIENT.replace("active_threads = '60%'", "active_threads = '30%'"))
-    stage.run(0.1)
-    second = stage.client(ALICE)
-    stage.run(1)
-    assert {one.threads for one in stage.given(second)} == {30.0}
-
-
-def test_one_user_may_be_left_out_of_the_limits() -> None:
-    stage = Stage(PATIENT + "[user.carol]\nmode = 'report'\n").up()
-    carol = stage.client(CAROL)
-    stage.run(1)
-    assert stage.given(carol)[0].threads == 100.0
-    assert stage.given(carol)[0].memory == {}
-
-
 def test_a_server_that_started_with_something_else_is_reported_and_left_alone() -> None:
     stage = Stage(PATIENT).up()
     stage.client(ALICE)
@@ -378,13 +299,3 @@ def test_the_first_client_that_a_later_agent_knows_is_not_taken_for_the_servers_
     stage.run(10)
     assert stage.working(second)
     assert stage.reports("limits.mismatch") == []
-
-
-def test_who_is_admitted_is_told_in_one_table_for_everybody() -> None:
-    """With nobody's limits enforced the defaults are left alone."""
-    stage = Stage("mode = 'report'\n" + POLICY).up()
-    stage.client(ALICE)
-    stage.run(1)
-    tables = stage.actions(link.Admissions)
-    assert all(not table.set_limits for table in tables)
-    assert tables[-1].devices == (0,)

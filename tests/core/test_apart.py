@@ -80,20 +80,6 @@ def test_who_comes_while_it_ends_is_held_and_served(early: float) -> None:
     assert stage.given(late) == [stage.limits(ALICE)] * 2
 
 
-def test_a_quit_that_is_lost_is_asked_again_and_holds_nobody_for_good() -> None:
-    stage = of_alice()
-    one = stage.client(ALICE)
-    stage.run(2)
-    stage.ends(one)
-    stage.front_end_fails = True
-    stage.run(200)
-    assert len(quits(stage)) >= 2
-    stage.front_end_fails = False
-    late = stage.client(ALICE)
-    stage.run(30)
-    assert stage.working(late)
-
-
 def test_who_is_denied_gets_no_daemon_and_is_refused() -> None:
     stage = of_alice(DENY)
     alice, carol = stage.client(ALICE), stage.client(CAROL)
@@ -321,23 +307,6 @@ def test_reports_alone_let_all_users_work_from_the_reload_on(before: str) -> Non
     stage.run(7200)
     assert all(stage.working(one) for one in (alice, waits, carol))
     assert not stage.actions(act.TerminateClient, act.SignalClient)
-
-
-def test_paused_users_go_on_when_each_gets_a_control_daemon() -> None:
-    pause = POLICY.replace("[turn]", '[turn]\non_expiry = "pause"\npause_slice = "2s"')
-    stage = Stage(f'{pause}[instance.gpu]\nsharing = "turns"\nserver_scope = "all"\n', pausing=True).up()
-    alice = stage.client(ALICE)
-    stage.run(3)
-    bob = stage.client(BOB)
-    stage.run(3)
-    assert alice.frozen or bob.frozen
-    stage.overlaps = True
-    stage.reload(f"{pause}{APART}")
-    carol = stage.client(CAROL)
-    stage.run(5)
-    assert not alice.frozen
-    assert not bob.frozen
-    assert all(stage.working(one) for one in (alice, bob, carol))
 
 
 def test_who_comes_while_it_ends_is_told_that_it_ends() -> None:

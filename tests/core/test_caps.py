@@ -48,19 +48,6 @@ def test_idle_clients_of_a_holder_are_ended_when_the_time_is_over_and_the_next_i
     assert one - began == pytest.approx(69.5, abs=0.7)  # at the next look
 
 
-def test_one_that_works_keeps_them_all() -> None:
-    """Only a user all of whose clients are idle holds the GPU for nothing; not known is not idle."""
-    stage = Stage(IDLE).up()
-    stage.client(ALICE)
-    stage.client(ALICE)
-    stage.run(1)
-    stage.client(BOB)
-    stage.run(0.1)
-    idle(stage, stage.now, None)
-    stage.run(600)
-    assert stage.actions(act.TerminateClient) == []
-
-
 def test_who_may_have_worked_since_the_last_look_is_not_ended() -> None:
     """CPU time is read every few seconds. By the clock alone clients that worked all the time were ended where
     `idle_timeout` was no longer than that."""
@@ -75,40 +62,6 @@ def test_who_may_have_worked_since_the_last_look_is_not_ended() -> None:
     stage.feed(inp.ProcessesSeen(stage.now, frozenset(), {alice.pid: 60.0}))
     stage.run(1)
     assert len(stage.actions(act.TerminateClient)) == 1
-
-
-def test_nobody_is_ended_while_nobody_waits() -> None:
-    stage = Stage(IDLE).up()
-    stage.client(ALICE)
-    stage.run(1)
-    idle(stage, stage.now)
-    stage.run(600)
-    assert stage.actions(act.TerminateClient) == []
-
-
-def test_nobody_is_ended_for_being_idle_in_a_drain() -> None:
-    """Work in a drain has the drain's time; who waits is not let in whatever is ended."""
-    stage = Stage(IDLE).up()
-    alice = stage.client(ALICE)
-    stage.run(1)
-    stage.client(BOB)
-    idle(stage, stage.now)
-    stage.feed(inp.DrainOrdered(stage.now, stage.now, None))
-    stage.run(600)
-    assert stage.working(alice)
-
-
-def test_what_is_not_enforced_is_only_reported_once() -> None:
-    stage = Stage(IDLE.replace("[user.alice]", "[user.alice]\nmode = 'report'")).up()
-    stage.client(ALICE)
-    stage.run(1)
-    stage.client(BOB)
-    stage.run(0.1)
-    idle(stage, stage.now)
-    stage.run(600)
-    (report,) = stage.reports("client.over")
-    assert "does not enforce this" in report.reason
-    assert stage.actions(act.TerminateClient) == []
 
 
 @pytest.mark.parametrize(
@@ -164,15 +117,6 @@ def test_one_that_would_be_ended_for_passing_its_limit_is_reported_where_limits_
     (report,) = stage.reports("client.over")
     assert (report.pid, report.rule) == (carol.pid, "limits.on_limit_exceeded")
     assert "does not enforce this" in report.reason
-
-
-def test_a_nearly_full_server_is_reported_once() -> None:
-    stage = Stage(PATIENT).up()
-    for _ in range(45):
-        stage.client(ALICE)
-        stage.run(0.1)
-    (report,) = stage.reports("clients.nearly_full")
-    assert "39 of at most 48" in report.reason
 
 
 def test_contexts_of_one_process_fill_a_server_and_that_is_reported() -> None:

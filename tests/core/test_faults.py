@@ -60,21 +60,6 @@ def test_a_leftover_that_ignores_its_error_ends_after_its_time(shared: bool) -> 
 
 
 @both
-def test_a_user_who_waits_is_served_after_it(shared: bool) -> None:
-    """Own servers: the one in FAULT has to go first."""
-    stage = Stage(PATIENT, shared=shared).up()
-    alice = stage.client(ALICE)
-    stage.run(1)
-    bob = stage.client(BOB)
-    fault(stage)
-    stage.run(2)
-    stage.ends(alice)
-    stage.run(1)
-    assert stage.working(bob)
-    assert stage.mps.overlaps == []
-
-
-@both
 def test_a_fault_at_the_very_change_of_user(shared: bool) -> None:
     """It never recovers, though its clients have gone: it is asked, then ended by force; the next user is served."""
     stage = Stage(PATIENT, shared=shared).up()
@@ -155,19 +140,6 @@ def test_a_fault_while_a_turn_is_ending(shared: bool) -> None:
     fault(stage)
     stage.run(25)
     assert stage.working(bob)
-
-
-def test_a_fault_that_this_agent_did_not_see_begin_is_seen_all_the_same() -> None:
-    stage = Stage(PATIENT).up()
-    alice = stage.client(ALICE, stubborn=True)
-    stage.run(1)
-    fault(stage)
-    stage.kill_agent()
-    stage.run(1)
-    stage.start_agent()
-    stage.run(22)
-    assert alice.pid not in stage.procs
-    assert stage.mps.refused == []
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["turns", "together"])

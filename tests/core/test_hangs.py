@@ -129,24 +129,6 @@ def test_a_hand_over_that_stands_still_is_the_gates_to_end_before_a_server_is_ki
     assert stage.actions(*KILLS) != [], "not for ever"
 
 
-def test_a_server_that_was_asked_long_ago_is_not_held_against_it() -> None:
-    """Who waited has left before it made way; the next who comes has not waited yet."""
-    stage = Stage(PATIENT).up()
-    alice = stage.client(ALICE)
-    stage.run(1)
-    bob = stage.client(BOB)
-    stage.front_end_fails = True
-    stage.ends(alice)
-    stage.run(2)
-    stage.ends(bob)
-    stage.run(3600)
-    stage.client(BOB)
-    stage.front_end_fails = False
-    stage.run(3)
-    assert stage.at_work() == {BOB}
-    assert stage.actions(*KILLS) == []
-
-
 def test_a_stopped_daemon_that_nobody_asks_is_resumed_after_its_deadline() -> None:
     stage = Stage(PATIENT).up()
     stage.client(ALICE)
@@ -233,15 +215,6 @@ def test_a_stopped_daemon_is_killed_if_need_be_and_who_waits_is_served_by_the_ne
     assert kinds.count(act.KillControl) == 1
     assert stage.working(bob)
     assert stage.gate.turned_away == []
-
-
-def test_a_daemon_that_waits_for_a_client_on_the_ladder_is_not_a_hang() -> None:
-    stage = Stage(PATIENT).up()
-    blocking = stage.client(ALICE, stubborn=True, terminated=True)
-    stage.run(1)
-    stage.feed(inp.EndOrdered(stage.now, blocking.pid, 0, True))
-    stage.run(14)
-    assert stage.actions(act.Resume, *KILLS) == []
 
 
 @both
@@ -354,41 +327,6 @@ def test_what_has_mended_by_itself_needs_no_person() -> None:
     assert not stage.core.engines[None].memories.hangs.failed
 
 
-def test_a_daemon_that_dies_at_once_after_each_start_counts_as_well() -> None:
-    stage = Stage(PATIENT)
-    stage.start_agent()
-    for _ in range(1200):
-        stage.run(0.5)
-        stage.crash_control()
-    starts = stage.times(act.StartControl)
-    assert all(b - a >= hangs.BACKOFF_MOST for a, b in pairwise(starts[hangs.GIVE_UP_AFTER - 1 :]))
-    assert len(starts) > hangs.GIVE_UP_AFTER
-    assert stage.core is not None
-    assert stage.core.engines[None].memories.hangs.failed
-
-
-def test_a_daemon_that_dies_once_a_day_is_started_at_once() -> None:
-    stage = Stage(PATIENT).up()
-    for _ in range(20):
-        stage.run(61)
-        stage.crash_control()
-        stage.run(0.5)
-        assert stage.mps.control
-    assert stage.core is not None
-    assert not stage.core.engines[None].memories.hangs.failed
-
-
-@both
-def test_a_restart_that_a_person_orders_is_no_crash(shared: bool) -> None:
-    stage = Stage(PATIENT, shared=shared).up()
-    for _ in range(12):
-        stage.feed(inp.RestartOrdered(stage.now, 0))
-        stage.run(2)
-        assert stage.mps.control
-    assert stage.core is not None
-    assert not stage.core.engines[None].memories.hangs.failed
-
-
 def test_a_restart_that_is_ordered_while_a_daemon_starts_starts_no_second_one() -> None:
     """Found by the world (orders 740001155): without systemd two ran at once, and the first was never seen again."""
     stage = Stage(PATIENT)
@@ -469,18 +407,6 @@ def test_the_daemon_is_asked_rarely_while_nothing_happens(shared: bool) -> None:
     assert all(isinstance(a, act.Reconcile) for a in asked)
     assert 10 <= len(asked) <= 60
     assert stage.ticks - ticks <= 60
-
-
-def test_servers_that_were_not_seen_to_start_or_end_are_found() -> None:
-    stage = Stage(PATIENT, shared=True, log_lag=lambda: None).up()
-    alice = stage.client(ALICE)
-    stage.run(150)
-    assert stage.core is not None
-    assert list(stage.core.state.servers) == [server_of(stage)]
-    stage.ends(alice)
-    stage.mps.exited(stage.mps.servers[server_of(stage)])
-    stage.run(150)
-    assert dict(stage.core.state.servers) == {}
 
 
 # --- enforcement ------------------------------------------------------------------------------------------------------

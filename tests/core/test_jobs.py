@@ -56,15 +56,6 @@ def test_each_process_gets_what_its_job_gets_within_its_users(together: bool) ->
     assert threads(stage, bob) == [20.0] * 2, "he has no total: his own limit is the most"
 
 
-def test_a_process_keeps_what_it_was_let_in_with() -> None:
-    stage = Stage(TEXT).up()
-    proc = stage.client(ALICE, cgroup="/jobs/small", contexts=4)
-    stage.run(0.153)
-    stage.reload(TEXT.replace("active_threads = '5%'", "active_threads = '9%'"))
-    stage.run(1)
-    assert threads(stage, proc) == [5.0] * 5
-
-
 @both
 def test_who_waits_for_a_context_when_it_is_released_is_named_again(together: bool) -> None:
     """The control daemon was killed, and its client waited for the next one until it ended."""
@@ -83,16 +74,6 @@ def test_who_waits_for_a_context_when_it_is_released_is_named_again(together: bo
     stage.run(30)
     assert stage.working(small)
     assert threads(stage, small)[-1] == 5.0
-
-
-def test_what_jobs_have_counts_for_the_total() -> None:
-    stage = Stage(TEXT).up()
-    crowd = [stage.client(ALICE, cgroup=path) for path in ("/jobs/a", "/a", "/a", "/jobs/small")]
-    stage.run(1)
-    assert [stage.working(one) for one in crowd] == [True, True, False, False]
-    stage.ends(crowd[0])
-    stage.run(1)
-    assert [stage.working(one) for one in crowd[1:]] == [True, True, True]
 
 
 def test_who_comes_in_a_crowd_is_told_of_to_the_gate_a_few_at_a_time() -> None:
@@ -122,13 +103,6 @@ def test_without_an_agent_no_new_process_passes_with_limits_that_may_not_be_its_
     stage.start_agent()
     stage.run(1)
     assert stage.given(late)[0] == Limits(5.0)
-
-
-def test_only_reported_limits_stay_off() -> None:
-    stage = Stage("mode = 'report'\n" + TEXT).up()
-    proc = stage.client(BOB, cgroup="/jobs/small")
-    stage.run(1)
-    assert stage.given(proc)[0] == Limits()
 
 
 def test_processes_that_may_not_pass_anyway_take_no_other_users_place() -> None:
@@ -195,29 +169,6 @@ def test_a_job_has_its_total_and_its_users_other_jobs_do_not_wait_for_it(
     stage.ends(crowd[0])
     stage.run(1)
     assert [stage.working(one) for one in crowd[1:]] == [True] * fit + [False] * (19 - fit)
-
-
-def test_behind_many_of_a_full_job_its_users_other_jobs_do_not_wait() -> None:
-    """The gate holds up to 1,024 of one user."""
-    stage = Stage(TOTALS, together=True).up()
-    first = stage.client(ALICE, cgroup="/few")
-    stage.run(1)
-    assert stage.working(first)
-    for _ in range(300):
-        stage.client(ALICE, cgroup="/few")
-    other = stage.client(ALICE, cgroup="/jobs/18")
-    stage.run(1)
-    assert stage.working(other)
-
-
-def test_a_job_is_under_its_users_and_over_several_users() -> None:
-    stage = Stage(TOTALS, together=True).up()
-    bobs = [stage.client(BOB, cgroup="/jobs/17") for _ in range(3)]
-    stage.run(1)
-    assert [stage.working(one) for one in bobs] == [True, True, False], "bob may have two"
-    alices = [stage.client(ALICE, cgroup="/jobs/17/deeper") for _ in range(2)]
-    stage.run(1)
-    assert [stage.working(one) for one in alices] == [True, False], "the job has 30 %, whoever it is"
 
 
 def test_who_waits_for_a_total_is_told_that_mps_gives_no_process_less() -> None:

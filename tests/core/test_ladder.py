@@ -187,22 +187,6 @@ def test_a_client_that_was_terminated_before_is_not_asked_again() -> None:
     assert first.pid not in stage.procs
 
 
-def test_the_next_agent_goes_on_where_the_last_one_was() -> None:
-    stage = Stage(PATIENT).up()
-    victim, asked = stage.client(ALICE, stubborn=True), stage.client(ALICE)
-    stage.run(1)
-    order(stage, victim)
-    stage.run(1)
-    stage.kill_agent()
-    stage.run(1)
-    before = len(stage.actions(act.TerminateClient))
-    stage.start_agent()
-    stage.run(17)
-    assert len(stage.actions(act.TerminateClient)) == before
-    assert victim.pid not in stage.procs
-    assert stage.working(asked)
-
-
 def test_a_restart_during_a_hook_sends_no_signal_to_a_working_client() -> None:
     """The flag of the hook that ran was kept as "MPS was asked": SIGTERM in the middle of a kernel hurt every neighbour
     on the server. The hook gets the rest of its deadline."""

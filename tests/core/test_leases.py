@@ -100,15 +100,6 @@ def test_it_can_be_ended_before() -> None:
     assert len(stage.happened(tr.LeaseEnded)) == 1
 
 
-def test_the_last_one_that_fits_counts_and_comes_before_the_policy() -> None:
-    stage = Stage(TEXT + '[cgroup."/a"]\nactive_threads = "7%"\n', together=True).up()
-    assert threads(stage, stage.client(ALICE, cgroup="/a")) == 7.0
-    give(stage, 1, 50, 30.0, cgroup="/a")
-    give(stage, 2, 50, 9.0, uid=ALICE)
-    assert threads(stage, stage.client(ALICE, cgroup="/a")) == 9.0
-    assert threads(stage, stage.client(BOB, cgroup="/a")) == 30.0
-
-
 @pytest.mark.parametrize(
     ("lineage", "fits"),
     [(((9, 1), (5, 3), (1, 1)), True), (((5, 3),), True), (((9, 1), (5, 4)), False), ((), False)],

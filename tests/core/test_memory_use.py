@@ -8,10 +8,8 @@ from mpsagent.core import actions as act
 from mpsagent.core import caps
 from mpsagent.core import inputs as inp
 from mpsagent.core.waiting import waiting
-from mpsagent.mps.limits import Limits
 from mpsagent.mps.units import MIB
 from tests.core.harness import ALICE, BOB, CAROL, GIB, PATIENT, Stage
-from tests.core.said import passed
 from tests.core.test_pause import PAUSE, started
 from tests.core.toy import Proc
 
@@ -131,20 +129,6 @@ def test_another_gpu_than_the_limit_is_for_does_not_count() -> None:
         stage.run(EVERY)
     assert stage.working(carol)
     assert stage.reports("client.unlimited") == []
-
-
-def test_who_was_given_more_earlier_keeps_it() -> None:
-    """A policy that gives less reaches a process with its next context; what MPS gave its first one holds."""
-    stage, carol = started_with(ENDS)
-    stage.feed(inp.MemorySeen(stage.now, {carol.pid: {"GPU-0": LIMIT}}))
-    assert stage.core is not None
-    client = stage.core.state.clients[carol.pid]
-    less = passed(stage.now, 999, client.peer, Limits(50.0, {0: GIB}), False, 0.1)
-    stage.core.receive(less, stage.now)
-    assert stage.core.state.clients[carol.pid].limits.memory == {0: GIB}
-    looks(stage, carol, *[LIMIT] * 10)
-    assert stage.reports("client.unlimited") == []
-    assert stage.working(carol)
 
 
 def test_a_later_agent_judges_by_the_most_that_was_given() -> None:

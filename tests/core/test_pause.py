@@ -6,12 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from mpsagent.api import views
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import pause_room
 from mpsagent.core import transitions as tr
-from mpsagent.core.waiting import waiting
 from tests.core.harness import ALICE, BOB, CAROL, DAVE, GIB, USERS, Stage
 from tests.core.toy import Proc
 
@@ -67,76 +65,6 @@ def test_two_users_have_half_each_and_nobody_is_ended() -> None:
     assert all(one.seconds == pytest.approx(20, abs=0.5) for one in turns)
 
 
-def test_nobody_is_frozen_while_no_other_user_waits() -> None:
-    stage = started()
-    stage.client(ALICE)
-    assert all(working == {ALICE} for working in sampled(stage, 120, 1.0))
-    assert not stage.actions(act.Freeze)
-    bob = stage.client(BOB)
-    stage.run(1)
-    assert frozen(stage) == {ALICE}, "it has had more than its slice"
-    stage.ends(bob)
-    stage.run(0.5)
-    assert frozen(stage) == set()
-    assert stage.at_work() == {ALICE}
-    stage.run(300)
-    assert len(stage.actions(act.Freeze)) == 1
-
-
-def test_a_new_user_joins_by_the_order_of_the_queue() -> None:
-    stage = started()
-    stage.client(ALICE)
-    stage.run(5)
-    stage.client(BOB)
-    stage.run(20)  # alice is paused since 20
-    stage.client(CAROL)
-    stage.run(16)
-    order = []
-    for working in sampled(stage, 140, 0.5):
-        for uid in working:
-            if not order or order[-1] != uid:
-                order.append(uid)
-    assert order[:6] == [ALICE, CAROL, BOB, ALICE, CAROL, BOB]
-
-
-def test_new_processes_of_a_paused_user_are_held_until_its_turn() -> None:
-    stage = started()
-    stage.client(ALICE)
-    stage.run(25)
-    stage.client(BOB)
-    stage.run(1)
-    assert frozen(stage) == {ALICE}
-    late = stage.client(ALICE)
-    stage.run(10)
-    assert not stage.working(late)
-    stage.run(12)
-    assert stage.working(late)
-    assert frozen(stage) == {BOB}
-
-
-def test_a_user_who_is_exempt_or_goes_by_another_action_is_not_paused() -> None:
-    for text in ("turn.never_preempt = true", 'turn.on_expiry = "none"'):
-        stage = started(PAUSE + f"[user.alice]\n{text}\n")
-        stage.client(ALICE)
-        stage.run(25)
-        stage.client(BOB)
-        stage.run(200)
-        assert not stage.actions(act.Freeze)
-        assert stage.at_work() == {ALICE}
-
-
-def test_a_frozen_client_is_not_idle() -> None:
-    stage = started(PAUSE + '[user.alice]\nidle_timeout = "10s"\n')
-    alice = stage.client(ALICE)
-    stage.run(25)
-    stage.client(BOB)
-    stage.run(1)
-    stage.cpu_idle = {alice.pid: stage.now - 60}
-    stage.run(10)
-    assert frozen(stage) == {ALICE}
-    assert not stage.actions(act.TerminateClient, act.SignalClient)
-
-
 # --- where a pause is not possible ------------------------------------------------------------------------------------
 
 
@@ -155,22 +83,6 @@ def test_memory_that_does_not_fit_both_is_seen_and_the_turn_ends_otherwise() -> 
     assert stage.working(bob)
     assert {a.pid for a in stage.actions(act.TerminateClient) if isinstance(a, act.TerminateClient)} == {alice.pid}
     assert stage.served[bob.pid] - stage.came[bob.pid] < 66 + 5
-
-
-def test_behind_a_turn_that_neither_pauses_nor_ends_no_time_is_promised() -> None:
-    stage = started(PAUSE.replace('"1m"', '"never"') + '[user.bob]\nmemory_limit = "60G"\n')
-    alice = stage.client(ALICE)
-    stage.run(25)
-    stage.client(BOB)
-    stage.feed(inp.MemorySeen(stage.now, {alice.pid: {"GPU-0": 100 * GIB}}))
-    stage.run(200)
-    assert stage.at_work() == {ALICE}
-    assert stage.core is not None
-    view = stage.core.view()
-    assert [one.turn for one in waiting(view, stage.now)] == [None]
-    shown = views.turn(view, {}, lambda uid: None, stage.now)
-    assert shown is not None
-    assert shown["ends"] is None
 
 
 def test_what_nvml_does_not_say_is_counted_by_the_limits() -> None:
@@ -204,33 +116,6 @@ def test_a_user_who_finds_no_room_beside_paused_ones_waits_for_their_turns_to_en
     assert not stage.procs.keys() - {bob.pid}
 
 
-def test_a_process_that_does_not_stop_ends_the_pause() -> None:
-    stage = started()
-    alice = stage.client(ALICE, freezes=False)
-    stage.run(25)
-    bob = stage.client(BOB)
-    stage.run(15)
-    assert not stage.working(bob)
-    assert stage.at_work() == {ALICE}
-    assert stage.reports("turn.not_paused")
-    stage.run(70)
-    assert stage.working(bob)
-    assert alice.pid not in stage.procs, "after turn.time_limit and grace"
-
-
-def test_a_full_server_has_no_room_for_another_user() -> None:
-    stage = started(PAUSE.replace('"10G"', '"1G"\nmax_contexts = 48'))
-    crowd = [stage.client(ALICE) for _ in range(48)]
-    stage.run(25)
-    stage.client(BOB)
-    stage.run(5)
-    assert not stage.actions(act.Freeze)
-    stage.ends(crowd.pop())
-    stage.run(5)
-    assert frozen(stage) == {ALICE}
-    assert all(proc.frozen for proc in crowd)
-
-
 # --- nobody is left frozen --------------------------------------------------------------------------------------------
 
 
@@ -256,18 +141,6 @@ def test_an_order_to_end_thaws_the_client_first() -> None:
     assert not stage.mps.hurt
     kinds = [type(one) for one in stage.actions(act.Thaw, act.TerminateClient, act.SignalClient)]
     assert kinds[:2] in ([act.TerminateClient, act.Thaw], [act.Thaw, act.TerminateClient])
-
-
-def test_a_fault_thaws_everybody_and_ends_by_itself() -> None:
-    stage, alice, _ = paused()
-    stage.mps.fault(next(iter(stage.mps.servers.values())))
-    stage.run(1)
-    assert frozen(stage) == set()
-    stage.run(40)
-    assert alice.pid not in stage.procs, "its error is sticky: it gets timeouts.fault_recovery to leave"
-    bob = stage.client(BOB)
-    stage.run(2)
-    assert stage.working(bob)
 
 
 def test_a_drain_thaws_everybody_and_they_take_turns_again_after_it() -> None:

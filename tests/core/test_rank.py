@@ -51,25 +51,6 @@ def test_who_has_the_gpu_keeps_it_as_long_as_the_policy_says() -> None:
     assert 10 <= warning - stage.came[bob.pid] < 11
 
 
-def test_no_user_has_two_turns_while_another_waits() -> None:
-    """Dave comes again and again; Bob is next after one turn of Dave's."""
-    stage = Stage(PATIENT + RANKS).up()
-    first = stage.client(ALICE)
-    stage.run(1)
-    stage.client(BOB)
-    for _ in range(3):
-        stage.client(DAVE)
-        stage.run(0.5)
-    stage.ends(first)
-    stage.run(1)
-    for proc in [p for p in stage.procs.values() if p.uid == DAVE]:
-        stage.ends(proc)
-    stage.run(0.2)
-    stage.client(DAVE)
-    stage.run(1)
-    assert stage.turns() == [ALICE, DAVE, BOB]
-
-
 @settings(max_examples=20, deadline=None)
 @given(
     st.lists(

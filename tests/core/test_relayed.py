@@ -11,7 +11,7 @@ import pytest
 from mpsagent.core import actions as act
 from mpsagent.core import confirmation, relayed
 from mpsagent.core import inputs as inp
-from mpsagent.core.model import ENDED_FOR, NAMED_FOR, Client, Gate, State
+from mpsagent.core.model import NAMED_FOR, Client, Gate, State
 from mpsagent.core.reduce import reduce
 from mpsagent.core.view import View
 from mpsagent.mps import events as ev
@@ -293,18 +293,6 @@ def test_nobody_is_let_in_beside_whom_mps_still_has_from_before_the_gate(log_is_
     assert stage.working(bob)
 
 
-def test_a_daemon_that_does_not_say_who_works_there_keeps_nobody_waiting_for_ever() -> None:
-    stage = Stage(PATIENT, shared=True).up()
-    stage.kill_agent()
-    stage.front_end_fails = True
-    stage.start_agent()
-    bob = stage.client(BOB)
-    stage.run(stage.policy.hang_control - 1)
-    assert not stage.given(bob)
-    stage.run(2)
-    assert stage.given(bob)
-
-
 def test_who_was_at_work_before_is_not_ended_though_another_came_first() -> None:
     """bob passes because MPS does not say in time who is there: alice is no latecomer."""
     stage = Stage(PATIENT, shared=True).up()
@@ -396,19 +384,6 @@ def test_a_client_that_was_released_as_another_users_is_no_client_of_that_user(u
         state, _ = reduce(state, inp.ClientsListed(now + later, pid, frozenset({first.pid}), {first.pid: seen}))
         told += relayed.decide(View(state), relayed.Memory(), now + later + 0.2).actions
     assert [one.message.uid for one in told if isinstance(one, act.TellGate)] == ([ALICE] if uid == ALICE else [])
-
-
-def test_only_who_is_listed_long_after_its_end_has_left_its_place_to_another() -> None:
-    stage = Stage(PATIENT, shared=True).up()
-    first = at_work(stage)
-    assert first.server is not None
-    assert stage.core is not None
-    state, pid = stage.core.state, first.server.pid
-    ended = inp.ProcessEnded(stage.now, first.pid, first.start)
-    state, _ = reduce(state, ended)
-    for later, kept in ((1.0, {}), (ENDED_FOR + 1, {first.pid: ALICE})):
-        state, _ = reduce(state, inp.ClientsListed(stage.now + later, pid, frozenset({first.pid})))
-        assert state.kept_open(state.servers[pid]) == kept
 
 
 def test_without_a_gate_no_client_came_late() -> None:

@@ -8,8 +8,7 @@ import pytest
 
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
-from mpsagent.core import transitions as tr
-from tests.core.harness import ALICE, BOB, CAROL, PATIENT, POLICY, TOGETHER, USERS, Stage, all_of
+from tests.core.harness import ALICE, BOB, CAROL, POLICY, TOGETHER, USERS, Stage, all_of
 
 DENY = '[user.carol]\naccess = "deny"\n'
 OWN = '[instance.gpu]\nserver_scope = "user"\n'
@@ -34,59 +33,7 @@ def test_all_users_work_at_once_each_with_exactly_its_limits() -> None:
     assert stage.turns() == []
 
 
-def test_no_turn_ends_however_long_others_work() -> None:
-    stage = started()
-    alice, bob = stage.client(ALICE), stage.client(BOB)
-    stage.run(10_000)
-    assert all_of([alice, bob], stage)
-    assert not stage.actions(act.TerminateClient, act.SignalClient, act.QuitControl)
-
-
-def test_a_full_server_lets_in_by_arrival_whoever_it_is() -> None:
-    stage = started()
-    crowd = [stage.client((ALICE, BOB)[number % 2]) for number in range(48)]
-    stage.run(2)
-    late = [stage.client(uid) for uid in (BOB, ALICE, CAROL)]
-    stage.run(2)
-    assert all_of(crowd, stage)
-    assert not any(stage.working(proc) for proc in late)
-    assert stage.core is not None
-    assert stage.core.view().waiting() == (BOB, ALICE, CAROL)
-    for count, proc in enumerate(crowd[:3], 1):
-        stage.ends(proc)
-        stage.run(1)
-        assert [stage.working(one) for one in late] == [True] * count + [False] * (3 - count)
-
-
-def test_a_user_is_known_to_the_gate_while_he_works_or_waits() -> None:
-    stage = started()
-    alice, bob = stage.client(ALICE), stage.client(BOB)
-    stage.run(1)
-    assert set(stage.gate.table.users) == {ALICE, BOB}
-    stage.ends(alice)
-    stage.run(1)
-    assert set(stage.gate.table.users) == {BOB}
-    assert stage.working(bob)
-
-
 # --- what holds everybody ---------------------------------------------------------------------------------------------
-
-
-def test_a_fault_holds_everybody_and_ends_by_itself() -> None:
-    stage = started()
-    crowd = [stage.client(ALICE), stage.client(BOB, stays=True, stubborn=True)]
-    stage.run(1)
-    server = next(iter(stage.mps.servers.values()))
-    stage.mps.fault(server)
-    stage.run(0.5)
-    late = [stage.client(CAROL), stage.client(ALICE)]
-    stage.ends(crowd[0])
-    stage.run(5)
-    assert not any(stage.working(one) for one in late)
-    stage.run(30)
-    assert all_of(late, stage)
-    assert stage.mps.refused == []
-    assert {one.pid for one in stage.actions(act.SignalClient)} == {crowd[1].pid}  # type: ignore[attr-defined]
 
 
 def test_idle_clients_are_ended_only_when_there_is_no_room_for_another_user() -> None:
@@ -109,19 +56,6 @@ def test_idle_clients_are_ended_only_when_there_is_no_room_for_another_user() ->
 # --- the way of sharing changes ---------------------------------------------------------------------------------------
 
 
-def test_from_turns_on_a_shared_server_all_are_let_in_at_once() -> None:
-    stage = Stage(PATIENT + SHARED).up()
-    alice, bob = stage.client(ALICE), stage.client(BOB)
-    stage.run(1)
-    assert stage.at_work() == {ALICE}
-    stage.together = True
-    stage.reload(PATIENT + TOGETHER)
-    stage.run(1)
-    assert all_of([alice, bob], stage)
-    assert not stage.actions(act.QuitControl)
-    assert [one.uid for one in stage.happened(tr.TurnEnded)] == [ALICE]  # type: ignore[union-attr]
-
-
 def test_from_servers_of_their_own_the_daemon_is_replaced_when_the_turn_is_over() -> None:
     """Who works goes on, who waits keeps waiting for the turn's end and not longer."""
     stage = Stage(POLICY + OWN).up()
@@ -140,22 +74,6 @@ def test_from_servers_of_their_own_the_daemon_is_replaced_when_the_turn_is_over(
     assert [one.rule for one in stage.actions(act.QuitControl)] == ["instance.gpu.sharing"]
 
 
-def test_an_idle_daemon_is_replaced_at_once() -> None:
-    stage = Stage(POLICY + OWN).up()
-    alice = stage.client(ALICE)
-    stage.run(1)
-    stage.ends(alice)
-    stage.run(1)
-    before = stage.mps.control
-    stage.together = True
-    stage.reload(POLICY + TOGETHER)
-    stage.run(3)
-    assert stage.mps.control not in (0, before)
-    crowd = [stage.client(uid) for uid in USERS]
-    stage.run(1)
-    assert all_of(crowd, stage)
-
-
 def test_back_to_turns_those_at_work_have_a_turn_each_from_then_on() -> None:
     """Nobody is ended for having worked long before: the time counts from the change."""
     stage = started(POLICY)
@@ -172,24 +90,6 @@ def test_back_to_turns_those_at_work_have_a_turn_each_from_then_on() -> None:
     ended = stage.times(act.TerminateClient)
     assert ended[0] - changed >= 15
     assert stage.turns() == [ALICE, BOB, CAROL]
-
-
-def test_back_to_servers_of_their_own_the_daemon_is_replaced_last() -> None:
-    stage = started(POLICY)
-    alice, bob = stage.client(ALICE), stage.client(BOB)
-    stage.run(10)
-    before = stage.mps.control
-    stage.reload(POLICY + OWN)
-    stage.run(5)
-    assert all_of([alice, bob], stage)
-    stage.ends(alice)
-    stage.ends(bob)
-    stage.run(3)
-    assert stage.mps.control not in (0, before)
-    assert not stage.mps.shared
-    carol = stage.client(CAROL)
-    stage.run(1)
-    assert stage.working(carol)
 
 
 def test_a_driver_that_cannot_is_asked_once() -> None:

@@ -51,54 +51,6 @@ def test_the_next_process_waits_until_its_own_limits_fit(together: bool) -> None
     assert all(one.limits == stage.limits(one.uid) for one in stage.gate.given)
 
 
-def test_memory_is_added_up_too() -> None:
-    stage = Stage(TEXT).up()
-    crowd = [stage.client(BOB) for _ in range(3)]
-    stage.run(1)
-    assert [stage.working(one) for one in crowd] == [True, True, False]
-    assert "12G of 13G on device 0" in why(stage, BOB).text
-
-
-def test_together_nobody_waits_for_the_total_of_another() -> None:
-    stage = Stage(TEXT, together=True).up()
-    crowd = [stage.client(ALICE) for _ in range(4)]
-    bob = stage.client(BOB)
-    stage.run(1)
-    assert sum(stage.working(one) for one in crowd) == 2
-    assert stage.working(bob)
-
-
-def test_further_contexts_of_a_process_count_once() -> None:
-    stage = Stage(TEXT).up()
-    first = stage.client(ALICE, contexts=4)
-    second = stage.client(ALICE)
-    stage.run(1)
-    assert first.made == 4
-    assert stage.working(second)
-
-
-def test_a_total_that_is_only_reported_holds_nobody() -> None:
-    stage = Stage("mode = 'report'\n" + TEXT).up()
-    crowd = [stage.client(ALICE) for _ in range(4)]
-    stage.run(1)
-    assert all(stage.working(one) for one in crowd)
-
-
-def test_a_lower_total_at_a_reload_lets_in_nobody_until_enough_have_ended() -> None:
-    stage = Stage(TEXT).up()
-    crowd = [stage.client(ALICE) for _ in range(2)]
-    stage.run(1)
-    stage.reload(TEXT.replace("total_active_threads = '50%'", "total_active_threads = '20%'"))
-    late = stage.client(ALICE)
-    stage.run(1)
-    stage.ends(crowd[0])
-    stage.run(1)
-    assert not stage.working(late)
-    stage.ends(crowd[1])
-    stage.run(1)
-    assert stage.working(late)
-
-
 @both
 def test_a_process_without_a_context_takes_no_part_of_a_total(together: bool) -> None:
     """torchrun is such a client for the whole time of its ranks. A new agent learns this from the gate."""

@@ -143,20 +143,6 @@ def test_new_clients_of_the_holder_do_not_reset_the_clock(shared: bool) -> None:
 
 
 @both
-def test_who_comes_for_the_ending_user_is_held_and_has_his_turn_later(shared: bool) -> None:
-    stage = Stage(shared=shared).up()
-    stage.client(ALICE)
-    stage.run(1)
-    bob = stage.client(BOB)
-    for i in range(400):
-        stage.after(14.9 + i * 0.005, lambda: stage.client(ALICE) if bob.pid not in stage.served else None)
-    stage.run(17)
-    assert stage.working(bob)
-    assert stage.at_work() == {BOB}
-    assert stage.mps.refused == []
-
-
-@both
 def test_the_clock_stops_when_nobody_waits_any_more(shared: bool) -> None:
     stage = Stage(shared=shared).up()
     stage.client(ALICE)
@@ -171,17 +157,6 @@ def test_the_clock_stops_when_nobody_waits_any_more(shared: bool) -> None:
     assert stage.happened(tr.TurnEnded) == []
     stage.run(3)
     assert stage.working(second)
-
-
-@both
-def test_an_exempt_user_keeps_the_gpu(shared: bool) -> None:
-    stage = Stage(POLICY + "[user.carol]\nturn.never_preempt = true\n", shared=shared).up()
-    stage.client(CAROL)
-    stage.run(1)
-    bob = stage.client(BOB)
-    stage.run(600)
-    assert not stage.working(bob)
-    assert stage.actions(act.ShutdownServer, act.TerminateClient, act.SignalClient) == []
 
 
 @both

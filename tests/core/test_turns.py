@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 
 from mpsagent.core import actions as act
 from mpsagent.core import transitions as tr
 from mpsagent.core.turns import TAKE_UP
 from tests.core import toy
-from tests.core.harness import ALICE, BOB, CAROL, DAVE, PATIENT, POLICY, Stage, all_of
+from tests.core.harness import ALICE, BOB, CAROL, PATIENT, POLICY, Stage, all_of
 
 both = pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 
@@ -29,23 +27,6 @@ def test_all_processes_of_the_user_are_let_in_and_nobody_else(shared: bool) -> N
     assert not stage.working(bob)
 
 
-@both
-def test_the_next_user_is_let_in_when_the_last_process_has_ended(shared: bool) -> None:
-    stage = Stage(PATIENT, shared=shared).up()
-    first, second = stage.client(ALICE), stage.client(ALICE)
-    stage.run(1)
-    bob = stage.client(BOB)
-    stage.ends(first)
-    stage.run(5)
-    assert not stage.working(bob)
-    stage.ends(second)
-    left = stage.now
-    stage.run(1)
-    assert stage.working(bob)
-    # shared: nothing but the links' delay; own: the old server's exit and the new one's start
-    assert stage.served[bob.pid] - left < (0.05 if shared else 0.33)
-
-
 def test_a_turn_is_not_over_before_its_server_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen on two H200 where servers took 9 s: with turns of 5 s no one was served any more, each in turn."""
     monkeypatch.setattr(toy, "START", 20.0)
@@ -62,20 +43,6 @@ def test_a_turn_is_not_over_before_its_server_has_started(monkeypatch: pytest.Mo
     assert stage.working(bob)
 
 
-def test_with_own_servers_the_old_one_is_told_at_once_and_has_gone_before_anybody_is_handed_over() -> None:
-    stage = Stage(PATIENT).up()
-    alice = stage.client(ALICE)
-    stage.run(1)
-    bob = stage.client(BOB)
-    stage.run(1)
-    stage.ends(alice)
-    stage.run(1)
-    (asked,) = stage.actions(act.ShutdownServer)
-    assert not asked.force  # type: ignore[attr-defined]
-    assert stage.mps.overlaps == []
-    assert stage.working(bob)
-
-
 def test_a_server_that_refuses_to_make_way_is_asked_once_a_second_and_then_seldom() -> None:
     stage = Stage(PATIENT).up()
     alice = stage.client(ALICE)
@@ -88,18 +55,6 @@ def test_a_server_that_refuses_to_make_way_is_asked_once_a_second_and_then_seldo
     stage.front_end_fails = False
     stage.run(2)
     assert stage.at_work() == {BOB}
-
-
-@both
-def test_the_order_of_users_is_that_of_their_first_connections(shared: bool) -> None:
-    stage = Stage(shared=shared).up()
-    stage.client(DAVE)
-    stage.run(0.5)
-    for uid in (CAROL, BOB, CAROL, ALICE, BOB):
-        stage.client(uid)
-        stage.run(0.01)
-    stage.run(80)
-    assert stage.turns() == [DAVE, CAROL, BOB, ALICE]
 
 
 @both
@@ -120,48 +75,6 @@ def test_who_has_had_a_turn_goes_behind_all_who_waited_for_its_end(shared: bool)
     assert stage.working(carol)
     stage.run(20)
     assert stage.turns() == [ALICE, BOB, CAROL, ALICE]
-
-
-@both
-def test_a_user_who_comes_back_while_it_is_his_turn_and_nobody_waits_is_let_in_at_once(shared: bool) -> None:
-    stage = Stage(shared=shared).up()
-    stage.ends(stage.client(ALICE))
-    stage.run(1)
-    for _ in range(5):
-        one = stage.client(ALICE)
-        stage.run(0.5)
-        assert stage.working(one)
-        stage.ends(one)
-        stage.run(30)
-    assert stage.turns() == [ALICE]
-
-
-@both
-def test_the_gap_is_told(shared: bool) -> None:
-    stage = Stage(PATIENT, shared=shared).up()
-    alice = stage.client(ALICE)
-    stage.run(1)
-    stage.client(BOB)
-    stage.ends(alice)
-    stage.run(1)
-    first, second = stage.happened(tr.TurnBegan)
-    assert isinstance(first, tr.TurnBegan)
-    assert isinstance(second, tr.TurnBegan)
-    assert first.gap is None
-    assert second.gap is not None
-    assert (0 if shared else 0.001) <= second.gap < 0.5, "a server for each turn has to exit first"
-
-
-def test_turns_do_not_overlap_in_the_record() -> None:
-    stage = Stage().up()
-    for uid in (ALICE, BOB, CAROL, ALICE):
-        stage.client(uid)
-        stage.run(0.3)
-    stage.run(60)
-    kinds = [one for one in stage.told if isinstance(one, tr.TurnBegan | tr.TurnEnded)]
-    for before, after in pairwise(kinds):
-        assert type(before) is not type(after)
-        assert before.at <= after.at
 
 
 def test_a_user_who_is_alone_is_not_shut_out_for_hand_overs_in_vain() -> None:

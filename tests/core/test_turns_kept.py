@@ -17,18 +17,6 @@ both = pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 
 
 @both
-def test_a_turn_whose_only_process_ends_before_its_hand_over_passes_on(shared: bool) -> None:
-    stage = Stage(PATIENT, shared=shared).up()
-    stage.mps.stopped = True  # so that nothing is handed over
-    alice, bob = stage.client(ALICE), stage.client(BOB)
-    stage.run(0.5)
-    stage.ends(alice)
-    stage.mps.stopped = False
-    stage.run(1)
-    assert stage.working(bob)
-
-
-@both
 def test_a_first_client_that_cannot_be_handed_over_does_not_hold_up_the_next_user_for_ever(shared: bool) -> None:
     """Its place is kept for a while, through a restart of the daemon too, and then it is behind who waits."""
     stage = Stage(PATIENT, shared=shared).up()

@@ -66,25 +66,6 @@ def test_an_agent_that_has_just_come_lets_nobody_in_and_ends_nobody_before_it_kn
     assert not stage.given(bob)
 
 
-@both
-def test_an_idle_turn_of_a_user_who_is_not_known_does_not_hold_up_others(shared: bool) -> None:
-    stage = Stage(PATIENT, shared=shared).up()
-    alice = stage.client(ALICE)
-    stage.run(1)
-    stage.identities = {}
-    stage.kill_agent()
-    stage.start_agent()
-    stage.run(1)
-    stage.ends(alice)
-    stage.run(1)
-    stage.client(ALICE)
-    stage.run(1)
-    stage.know(BOB)
-    bob = stage.client(BOB)
-    stage.run(2)
-    assert stage.working(bob)
-
-
 def test_a_turn_does_not_jump_to_and_fro_while_a_name_is_slow_and_the_gate_closed() -> None:
     """Carol is next, but unknown; Alice's next client is behind her, and cannot be let in because of a fault."""
     stage = Stage(PATIENT.replace("active_threads = '60%'", "active_threads = '60%'\nmax_clients = 1")).up()
