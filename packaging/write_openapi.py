@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ _REF = "#/components/schemas/{model}"
 
 
 def document() -> Json:
-    """The OpenAPI 3.1 document."""
+    """Return the OpenAPI 3.1 document. A schema has the name of its shape without ``Shape``."""
     schemas: Json = {}
     paths: Json = {}
     for route in ROUTES:
@@ -38,7 +39,7 @@ def document() -> Json:
                 "responses": answers | _errors(schemas),
             }
         }
-    return {
+    found: Json = {
         "openapi": "3.1.0",
         "info": {
             "title": "mpsagent",
@@ -48,8 +49,10 @@ def document() -> Json:
         },
         "servers": [{"url": "http://mpsagent", "description": "by the socket; any host name will do"}],
         "paths": dict(sorted(paths.items())),
-        "components": {"schemas": dict(sorted(schemas.items()))},
+        "components": {"schemas": dict(sorted(schemas.items(), key=lambda one: one[0].removesuffix("Shape")))},
     }
+    renamed: Json = json.loads(re.sub(r"\b([A-Z]\w*)Shape\b", r"\1", json.dumps(found)))
+    return renamed
 
 
 def _schema(shape: type | None, schemas: Json) -> Json:
@@ -78,7 +81,7 @@ def _content(about: str, schema: Json) -> Json:
 
 
 def _errors(schemas: Json) -> Json:
-    schema = _schema(shapes.Error, schemas)
+    schema = _schema(shapes.ErrorShape, schemas)
     about = "a problem detail (RFC 9457): what is wrong, where, and what to do"
     return {"default": {"description": about, "content": {PROBLEM: {"schema": schema}}}}
 

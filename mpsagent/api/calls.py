@@ -196,23 +196,23 @@ class Route(NamedTuple):
 _FILTERS = ("user", "pid", "kind", "since", "until")
 """What narrows down which events are asked for."""
 ROUTES = (
-    Route("/healthz", "200 when everything is as it should be, otherwise 503", Calls.healthz, shapes.Healthz),
+    Route("/healthz", "200 when everything is as it should be, otherwise 503", Calls.healthz, shapes.HealthzShape),
     Route("/metrics", "Prometheus metrics", Calls.metrics, "text format 0.0.4"),
     Route("/openapi.json", "This document", Calls.openapi_json, "OpenAPI 3.1"),
-    Route("/v1/status", "Everything that matters on one page", Calls.status, shapes.Status),
-    Route("/v1/servers", "MPS servers", Calls.servers, shapes.Servers),
-    Route("/v1/clients", "Clients of servers, and waiting ones", Calls.clients, shapes.Clients),
-    Route("/v1/queue", "Waiting users in the order of being served", Calls.queue, shapes.Queue),
-    Route("/v1/leases", "Shares that were given to jobs", Calls.leases, shapes.Leases),
+    Route("/v1/status", "Everything that matters on one page", Calls.status, shapes.StatusShape),
+    Route("/v1/servers", "MPS servers", Calls.servers, shapes.ServersShape),
+    Route("/v1/clients", "Clients of servers, and waiting ones", Calls.clients, shapes.ClientsShape),
+    Route("/v1/queue", "Waiting users in the order of being served", Calls.queue, shapes.QueueShape),
+    Route("/v1/leases", "Shares that were given to jobs", Calls.leases, shapes.LeasesShape),
     Route("/v1/policy", "The policy in force", Calls.policy),
     Route("/v1/policy/explain", "What applies to a user, where it comes from, what would happen now", Calls.explain,
           parameters=("user!", "cgroup")),
     Route("/v1/events", "Events after a cursor; with follow=1 a stream of lines (application/x-ndjson)", Calls.events,
-          shapes.Events, ("cursor", "limit", "follow", *_FILTERS)),
+          shapes.EventsShape, ("cursor", "limit", "follow", *_FILTERS)),
     Route("/v1/sessions", "Who worked and waited when: processes, turns, pauses and faults", Calls.sessions,
-          shapes.Sessions, ("cursor", "limit", *_FILTERS)),
+          shapes.SessionsShape, ("cursor", "limit", *_FILTERS)),
     Route("/v1/report", "What users had on some days: time with the GPU, waiting, clients, faults", Calls.report,
-          shapes.Report, ("by", "job", "first", "last")),
+          shapes.ReportShape, ("by", "job", "first", "last")),
 )  # fmt: skip
 
 

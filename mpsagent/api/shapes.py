@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 Time = str
 
 
-class Limits(TypedDict):
+class LimitsShape(TypedDict):
     """``threads`` in percent; ``memory`` in bytes by device ordinal, a missing device has no limit. With the lower
     one of MPS's two client priorities there is ``below_normal``, and it is true."""
 
@@ -22,7 +22,7 @@ class Limits(TypedDict):
     below_normal: NotRequired[bool]
 
 
-class Session(TypedDict):
+class SessionShape(TypedDict):
     """A process from its coming to its end, or a turn, a pause or a fault: ``kind`` is client, turn, pause or fault.
     ``pid``: of a fault, the server's. ``began``: when it was let in, or null. ``ended`` null: it goes on. ``waited``,
     ``worked``: seconds before and after ``began``. ``outcome``: how it ended (of a client ok, ended, faulted, lost,
@@ -46,7 +46,7 @@ class Session(TypedDict):
     why: str | None
     rule: NotRequired[str]
     job: str | None
-    limits: NotRequired[Limits]
+    limits: NotRequired[LimitsShape]
     lease: NotRequired[int]
     memory: NotRequired[int]
     utilization: NotRequired[float]
@@ -57,7 +57,7 @@ class Session(TypedDict):
     clients: NotRequired[int]
 
 
-class Turn(TypedDict):
+class TurnShape(TypedDict):
     """Who has the GPU.
 
     ``memory``: device memory of the user's processes together, null: not known. ``limits``: those with which each of
@@ -72,7 +72,7 @@ class Turn(TypedDict):
     seconds: float
     processes: int
     memory: int | None
-    limits: Limits | None
+    limits: LimitsShape | None
     contested: Time | None
     warned: Time | None
     ends: Time | None
@@ -84,7 +84,7 @@ class Turn(TypedDict):
     ending: Time | None
 
 
-class Server(TypedDict):
+class ServerShape(TypedDict):
     """``limits`` are what the server itself reported at its start; ``wanted``: those of its user's policy, null for a
     shared server; ``verified``: whether it started with its first client's. ``shared``: one for all users.
     ``unknown_clients``: processes in its log that did not pass the gate. ``instance`` is missing only in the status of
@@ -97,8 +97,8 @@ class Server(TypedDict):
     status: str
     started: Time
     ready: Time | None
-    limits: Limits
-    wanted: Limits | None
+    limits: LimitsShape
+    wanted: LimitsShape | None
     verified: bool | None
     clients: int
     unknown_clients: int
@@ -110,7 +110,7 @@ class Server(TypedDict):
     instance: NotRequired[str]
 
 
-class Container(TypedDict):
+class ContainerShape(TypedDict):
     """Known by the name of its cgroup. ``engine`` null: the name does not say it; ``pod``: the uid of its Kubernetes
     pod."""
 
@@ -119,7 +119,7 @@ class Container(TypedDict):
     pod: str | None
 
 
-class Client(TypedDict):
+class ClientShape(TypedDict):
     """A process. ``state``: ``waiting`` (held at the gate), ``starting`` (let in, and its server has not reported it),
     ``running``, ``paused`` (frozen until its user's turn, since ``paused``), ``sticky`` (in a fault),
     ``detached`` (left its server and lives), ``ending`` (the agent ends it; ``why`` says the reason).
@@ -134,7 +134,7 @@ class Client(TypedDict):
     user: str | None
     gid: int
     cgroup: str | None
-    container: Container | None
+    container: ContainerShape | None
     command: str | None
     server: int | None
     state: str
@@ -145,7 +145,7 @@ class Client(TypedDict):
     memory: int | None
     utilization: float | None
     shared: bool
-    limits: Limits | None
+    limits: LimitsShape | None
     fail_safe: bool
     unseen: bool
     paused: Time | None
@@ -156,7 +156,7 @@ class Client(TypedDict):
     instance: NotRequired[str]
 
 
-class Waiting(TypedDict):
+class WaitingShape(TypedDict):
     """A user whose connections are held or who is paused, in order of being served. ``processes``: how many;
     ``clients``: their pids, the first 64. ``reason``: one word for ``why``; ``until``: when that is over by itself.
     ``turn``: when, at the latest, the policy gives this user the GPU (null: it says no time)."""
@@ -176,7 +176,7 @@ class Waiting(TypedDict):
     instance: NotRequired[str]
 
 
-class User(TypedDict):
+class UserShape(TypedDict):
     """A user with clients. ``since``: of the first of them; ``memory``: of all, if known; ``paused``: since when."""
 
     uid: int
@@ -188,7 +188,7 @@ class User(TypedDict):
     instance: NotRequired[str]
 
 
-class UserDaemon(TypedDict):
+class UserDaemonShape(TypedDict):
     """A user's control daemon with ``sharing = "per-user"``. ``name``: of its directory in /run/mpsagent/instances,
     with its pipe directory; ``control``: its pid, null while it does not run; ``servers``: pids; ``waiting``:
     processes."""
@@ -203,7 +203,7 @@ class UserDaemon(TypedDict):
     draining: bool
 
 
-class Lease(TypedDict):
+class LeaseShape(TypedDict):
     """A share for a job. ``name``: what the batch system calls it. ``active_threads``: "25%" or a number of
     multiprocessors, null: as the user's; ``memory_limit``: bytes or a part by device ("" for each); ``total_…``,
     ``max_clients``: what its processes have together, null: no more than their users; ``limits``: what a process of its
@@ -221,7 +221,7 @@ class Lease(TypedDict):
     total_active_threads: str | int | None
     total_memory_limit: int | str | None
     max_clients: int | None
-    limits: Limits | None
+    limits: LimitsShape | None
     since: Time
     until: Time
     by: int
@@ -229,7 +229,7 @@ class Lease(TypedDict):
     waits: str | None
 
 
-class Xid(TypedDict):
+class XidShape(TypedDict):
     """An error that the driver has reported; NVIDIA's manual of Xid errors has the numbers. ``at``: when the agent
     heard of it."""
 
@@ -237,7 +237,7 @@ class Xid(TypedDict):
     number: int
 
 
-class Outside(TypedDict):
+class OutsideShape(TypedDict):
     """A process that computes on our GPUs outside MPS. ``began``: when it started, ``since``: when it was seen first;
     ``why``: the likely reason, by what the process itself shows; ``ends``: when the agent asks it to end, null:
     never."""
@@ -255,7 +255,7 @@ class Outside(TypedDict):
     instance: NotRequired[str]
 
 
-class Device(TypedDict):
+class DeviceShape(TypedDict):
     """``generation`` and what follows are what NVML said at ``seen``; null: it cannot say, or was not asked yet.
     ``utilization``: from 0 to 1, the part of the last second or so in which a kernel ran; ``power`` in watts;
     ``temperature`` in °C; ``mig``: the GPU is divided into MIG devices; ``memory_used``: by all processes, of any kind;
@@ -273,14 +273,14 @@ class Device(TypedDict):
     utilization: float | None
     power: float | None
     temperature: int | None
-    xids: list[Xid]
+    xids: list[XidShape]
     xids_seen: int
     problem: str | None
     seen: Time | None
     instance: NotRequired[str]
 
 
-class Condition(TypedDict):
+class ConditionShape(TypedDict):
     """What a person should look at: since when, and what to do about it."""
 
     what: str
@@ -288,19 +288,19 @@ class Condition(TypedDict):
     do: str
 
 
-class Agent(TypedDict):
+class AgentShape(TypedDict):
     version: str
     pid: int
     started: Time
     uptime: float
 
 
-class Health(TypedDict):
+class HealthShape(TypedDict):
     ok: bool
-    problems: list[Condition]
+    problems: list[ConditionShape]
 
 
-class Mode(TypedDict):
+class ModeShape(TypedDict):
     """How the GPU is shared now; a changed policy may wait for clients at work. ``sharing``: ``turns`` (one user at a
     time), ``one-server`` (all at once on one server) or ``per-user`` (all at once, each on a control daemon of the
     user's own); ``server``: ``user`` (one for each turn, or for each user) or ``all`` (one for all users), the policy's
@@ -313,7 +313,7 @@ class Mode(TypedDict):
     why: str | None
 
 
-class Control(TypedDict):
+class ControlShape(TypedDict):
     """``version``: as MPS writes it, 13000 for CUDA 13.0; ``running``: the kernel confirmed the process."""
 
     pid: int
@@ -324,7 +324,7 @@ class Control(TypedDict):
     running: bool
 
 
-class Gate(TypedDict):
+class GateShape(TypedDict):
     """``connected`` false: the gate goes on with what the agent told it last, and the agent does not know the queue.
     ``synced``: the gate has told all that it holds. ``handshake``: whether the control daemon's greeting is known.
     ``open``, ``admitted``: the table that was sent last; ``in_force``: the gate applies it."""
@@ -339,7 +339,7 @@ class Gate(TypedDict):
     in_force: bool
 
 
-class Change(TypedDict):
+class ChangeShape(TypedDict):
     """The last change of user. ``before``: who had the GPU before, null: not known; ``gap``: seconds in between."""
 
     at: Time
@@ -350,7 +350,7 @@ class Change(TypedDict):
     gap: float | None
 
 
-class Fault(TypedDict):
+class FaultShape(TypedDict):
     """The last fault. ``seconds``: how long it took, null: it goes on; ``recovered`` false: the server ended."""
 
     at: Time
@@ -361,23 +361,23 @@ class Fault(TypedDict):
     recovered: bool | None
 
 
-class Unconfirmed(TypedDict):
+class UnconfirmedShape(TypedDict):
     uid: int
     user: str | None
     why: str
 
 
-class LimitsState(TypedDict):
+class LimitsStateShape(TypedDict):
     """``verified``, ``drifted``: servers by what they started with. ``unconfirmed``: users whose limits MPS did not
     confirm; ``fail_safe``: processes that have the fallback limits for that reason."""
 
     verified: list[int]
     drifted: list[int]
-    unconfirmed: list[Unconfirmed]
+    unconfirmed: list[UnconfirmedShape]
     fail_safe: list[int]
 
 
-class Drain(TypedDict):
+class DrainShape(TypedDict):
     """``deadline``: when clients still at work are ended. ``restart``: the drain is over when the control daemon has
     been started again; any other drain lasts until a resume. ``by``, ``by_user``: the user who ordered it."""
 
@@ -389,73 +389,73 @@ class Drain(TypedDict):
     by_user: str | None
 
 
-class PolicyState(TypedDict):
+class PolicyStateShape(TypedDict):
     digest: str | None
     loaded: Time | None
     errors: list[str]
 
 
-class History(TypedDict):
+class HistoryShape(TypedDict):
     """``oldest``: a cursor that reads everything kept; ``newest``: the last event's cursor."""
 
     oldest: int
     newest: int
 
 
-class Page(TypedDict):
+class PageShape(TypedDict):
     """The state of an instance, or of all of them. ``holder``: the server of the user whose turn it is. ``users``,
     ``waiting``, ``outside``: the first 100 each. ``not_guaranteed``: what mpsagent cannot promise at the moment.
     ``foreign_lines``: log lines about processes that did not pass the gate."""
 
-    mode: Mode
-    devices: list[Device]
-    control: Control | None
-    turn: Turn | None
-    holder: Server | None
-    servers: list[Server]
+    mode: ModeShape
+    devices: list[DeviceShape]
+    control: ControlShape | None
+    turn: TurnShape | None
+    holder: ServerShape | None
+    servers: list[ServerShape]
     clients: int
     clients_by_uid: dict[str, int]
-    users: list[User]
-    waiting: list[Waiting]
+    users: list[UserShape]
+    waiting: list[WaitingShape]
     waiting_users: int
     waiting_processes: int
-    outside: list[Outside]
+    outside: list[OutsideShape]
     outside_processes: int
-    last_change: Change | None
-    last_fault: Fault | None
-    limits: LimitsState
-    not_guaranteed: list[Condition]
+    last_change: ChangeShape | None
+    last_fault: FaultShape | None
+    limits: LimitsStateShape
+    not_guaranteed: list[ConditionShape]
     unknown_lines: int
     foreign_lines: int
-    drain: Drain
+    drain: DrainShape
 
 
-class Instance(Page):
+class InstanceShape(PageShape):
     """With ``sharing = "per-user"`` the page has all users' servers and clients; ``daemons``: their control daemons."""
 
     name: str
     log_directory: str
     environment: dict[str, str]
-    daemons: list[UserDaemon]
+    daemons: list[UserDaemonShape]
 
 
-class Status(Page):
+class StatusShape(PageShape):
     """``environment``: what users' programs need to find MPS, another one for each instance with
     ``placement = "by-directory"``; ``pipe_directory``: its CUDA_MPS_PIPE_DIRECTORY. ``instances``: each one's own page.
     With several of them the lists are those of all, each row with its ``instance``, and ``control``,
     ``turn``, ``holder`` and the last change and fault are null, because each instance has its own."""
 
-    agent: Agent
-    health: Health
-    gate: Gate
+    agent: AgentShape
+    health: HealthShape
+    gate: GateShape
     pipe_directory: str | None
-    policy: PolicyState
-    history: History
+    policy: PolicyStateShape
+    history: HistoryShape
     environment: dict[str, str]
-    instances: list[Instance]
+    instances: list[InstanceShape]
 
 
-class Draining(TypedDict):
+class DrainingShape(TypedDict):
     """A drain that lasts until a resume."""
 
     instance: str
@@ -464,15 +464,15 @@ class Draining(TypedDict):
     by_user: str | None
 
 
-class Healthz(TypedDict):
+class HealthzShape(TypedDict):
     """``drains``: by order no new program gets a GPU there. The answer's status does not depend on it."""
 
     ok: bool
-    drains: list[Draining]
+    drains: list[DrainingShape]
     problems: list[str]
 
 
-class Error(TypedDict):
+class ErrorShape(TypedDict):
     """A problem detail (RFC 9457). ``type``: about:blank, so ``title`` is the status in words; ``detail``: what is
     wrong; ``hint``: what to do. ``oldest``, for a cursor that is too old: one from which all that is kept can be
     read."""
@@ -486,7 +486,7 @@ class Error(TypedDict):
     oldest: NotRequired[int]
 
 
-class ReportRow(TypedDict):
+class ReportRowShape(TypedDict):
     """``uid`` and ``user``, ``group`` and ``users`` (how many), ``day``, or ``job``, ``uid`` and ``user``, as ``by``
     says. ``threads``, ``memory`` (of jobs): the most that one of its clients had: percent, and bytes on a device, 0: no
     limit; ``ended`` (of jobs): how the last of its clients did: running, finished, fault, lost (with its server),
@@ -524,16 +524,16 @@ class ReportRow(TypedDict):
     shared: bool
 
 
-class Report(TypedDict):
+class ReportShape(TypedDict):
     """From the beginning of the day ``first`` to the end of the day ``last``."""
 
     by: str
     first: str
     last: str
-    rows: list[ReportRow]
+    rows: list[ReportRowShape]
 
 
-class Events(TypedDict):
+class EventsShape(TypedDict):
     """Each event has ``cursor``, ``at``, ``kind``, ``sentence`` (for people) and its own fields. ``cursor``: pass it to
     read on."""
 
@@ -541,24 +541,24 @@ class Events(TypedDict):
     cursor: int
 
 
-class Sessions(TypedDict):
+class SessionsShape(TypedDict):
     """``cursor``: pass it to read on."""
 
-    sessions: list[Session]
+    sessions: list[SessionShape]
     cursor: int
 
 
-class Servers(TypedDict):
-    servers: list[Server]
+class ServersShape(TypedDict):
+    servers: list[ServerShape]
 
 
-class Clients(TypedDict):
-    clients: list[Client]
+class ClientsShape(TypedDict):
+    clients: list[ClientShape]
 
 
-class Queue(TypedDict):
-    queue: list[Waiting]
+class QueueShape(TypedDict):
+    queue: list[WaitingShape]
 
 
-class Leases(TypedDict):
-    leases: list[Lease]
+class LeasesShape(TypedDict):
+    leases: list[LeaseShape]

@@ -95,7 +95,7 @@ def _server(one: Instance, server: Server, names: Names) -> Json:
     view, shared = one.view, server.uid == SHARED_UID and one.view.shared
     passed = sum(1 for pid in server.attached if pid in view.state.clients)
     return row(
-        shapes.Server, server, names=lambda uid: None if shared else names(uid), shared=shared,
+        shapes.ServerShape, server, names=lambda uid: None if shared else names(uid), shared=shared,
         wanted=None if server.uid is None or shared else view.limits(server.uid),
         verified=one.checked.get(server.pid), clients=passed, unknown_clients=len(server.attached) - passed,
     )  # fmt: skip
@@ -156,8 +156,8 @@ def _process(one: Client | Held, names: Names, now: float, **more: Any) -> Json:
     peer = one.peer
     there = container(peer.cgroup)
     return row(
-        shapes.Client, peer, one, names=names, command=peer.command or None, seconds=span(one.since, now),
-        container=None if there is None else row(shapes.Container, there), **more,
+        shapes.ClientShape, peer, one, names=names, command=peer.command or None, seconds=span(one.since, now),
+        container=None if there is None else row(shapes.ContainerShape, there), **more,
     )  # fmt: skip
 
 
@@ -165,7 +165,7 @@ def queue(one: Instance, names: Names, now: float) -> Iterator[Json]:
     """Users who wait, in the order in which they are served."""
     for position, who in enumerate(one.waiting, 1):
         yield row(
-            shapes.Waiting, who, names=names, position=position, clients=who.pids, seconds=span(who.since, now),
+            shapes.WaitingShape, who, names=names, position=position, clients=who.pids, seconds=span(who.since, now),
             reason=who.why.word, why=named(who.why.text, names), until=who.why.until,
             turn_seconds=None if who.turn is None else span(now, who.turn),
         )  # fmt: skip
@@ -185,7 +185,7 @@ def turn(view: View, memory: Mapping[int, int], names: Names, now: float) -> Jso
     used = [memory[client.pid] for client in mine if client.pid in memory]
     rules = view.rules(one.uid)
     return row(
-        shapes.Turn, one, names=names, seconds=span(one.since, now), processes=len(mine),
+        shapes.TurnShape, one, names=names, seconds=span(one.since, now), processes=len(mine),
         memory=sum(used) if used else None, limits=_each(mine, view.limits(one.uid)),
         ends_in=None if one.ends is None else span(now, one.ends),
         time_limit=rules.switch_after if pause_room.has_to_leave(view, one.uid) else None,
@@ -209,7 +209,7 @@ def _users(one: Instance, names: Names) -> list[Json]:
             if len(found) >= STATUS_USERS:
                 continue
             paused = one.view.suspended.get(client.uid)
-            user = row(shapes.User, client, names=names, processes=0, memory=None, paused=paused)
+            user = row(shapes.UserShape, client, names=names, processes=0, memory=None, paused=paused)
             found[client.uid] = user
         user["processes"] += 1
         used = one.memory.get(client.pid)
@@ -227,9 +227,9 @@ def device(one: Device, seen: GpusSeen) -> Json:
     gpu = seen.gpus.get(one.uuid)
     part = None if gpu is None else next((part for part in gpu.parts if part.uuid == one.uuid), None)
     uuid = (gpu.uuid if gpu is not None else None) or one.uuid
-    xids = [row(shapes.Xid, xid) for xid in seen.xids.get(uuid, ())]
+    xids = [row(shapes.XidShape, xid) for xid in seen.xids.get(uuid, ())]
     return row(
-        shapes.Device, one, gpu, compute_mode=getattr(gpu, "mode", None),
+        shapes.DeviceShape, one, gpu, compute_mode=getattr(gpu, "mode", None),
         memory_used=getattr(part or gpu, "used", None), xids=xids, xids_seen=seen.counts.get(uuid, 0),
         seen=None if gpu is None else seen.at,
     )  # fmt: skip
@@ -237,7 +237,7 @@ def device(one: Device, seen: GpusSeen) -> Json:
 
 def _outside(one: Outsider, names: Names) -> Json:
     return row(
-        shapes.Outside, one, one.seen, one.facts, names=names, command=one.facts.command or None,
+        shapes.OutsideShape, one, one.seen, one.facts, names=names, command=one.facts.command or None,
         ends=None if one.ending is None else one.ending.due,
     )  # fmt: skip
 
@@ -273,8 +273,8 @@ def status(page: Page, about: About, now: float) -> Json:
     wrong = problems(about.conditions)
     first = next(one.view.policy for one in page.instances if one.name in pages)
     return {
-        "agent": row(shapes.Agent, page, version=mpsagent.__version__, uptime=span(page.started, now)),
-        "health": {"ok": not wrong, "problems": [row(shapes.Condition, one) for one in wrong]},
+        "agent": row(shapes.AgentShape, page, version=mpsagent.__version__, uptime=span(page.started, now)),
+        "health": {"ok": not wrong, "problems": [row(shapes.ConditionShape, one) for one in wrong]},
         "gate": _gate([one.view for one in page.instances]),
         "pipe_directory": first.pipe_directory,
         **(_together(pages) if len(pages) > 1 else pages[parts[0]["name"]]),
@@ -308,7 +308,7 @@ def _page(one: Instance, page: Page, about: About, now: float) -> Json:
             "why": exclusive(view.policy),
         },
         "devices": [device(each, page.gpus) for each in (state.devices if one.devices_known else ())],
-        "control": state.control and row(shapes.Control, state.control, running=state.control.proven),
+        "control": state.control and row(shapes.ControlShape, state.control, running=state.control.proven),
         "turn": turn(view, one.memory, names, now),
         "holder": None if holds is None else _server(one, holds, names),
         "servers": all_servers,
@@ -321,11 +321,11 @@ def _page(one: Instance, page: Page, about: About, now: float) -> Json:
         "outside": [_outside(each, names) for each in one.outside[:STATUS_USERS]],
         "outside_processes": len(one.outside),
         "last_change": change and row(
-            shapes.Change, change, names=names, at=change.came, uid=change.uid or 0, before=before,
+            shapes.ChangeShape, change, names=names, at=change.came, uid=change.uid or 0, before=before,
             before_user=None if before is None else names(before), gap=change.more.get("gap"),
         ),
         "last_fault": fault and row(
-            shapes.Fault, fault, names=names, at=fault.came, server=fault.pid,
+            shapes.FaultShape, fault, names=names, at=fault.came, server=fault.pid,
             seconds=None if fault.ended is None else round(fault.ended - fault.came, 3),
             recovered=None if fault.ended is None else fault.outcome == "recovered",
         ),
@@ -335,11 +335,11 @@ def _page(one: Instance, page: Page, about: About, now: float) -> Json:
             "unconfirmed": [{"uid": uid, "user": names(uid), "why": why} for uid, why in unconfirmed.items()],
             "fail_safe": [client.pid for client in state.clients.values() if client.fail_safe],
         },
-        "not_guaranteed": [row(shapes.Condition, each) for each in sure],
+        "not_guaranteed": [row(shapes.ConditionShape, each) for each in sure],
         "unknown_lines": state.unknown_lines,
         "foreign_lines": state.foreign_lines,
         "drain": row(
-            shapes.Drain, drain, draining=drain is not None, deadline=drain and drain.until,
+            shapes.DrainShape, drain, draining=drain is not None, deadline=drain and drain.until,
             restart=drain is not None and drain.restart,
             by_user=None if drain is None or drain.by is None else names(drain.by),
         ),
@@ -357,7 +357,7 @@ def _gate(views: Sequence[View]) -> Json:
     """One gate serves all instances, each with its table."""
     known, sent = views[0].state.gate, [view.sent[1] for view in views if view.sent is not None]
     return row(
-        shapes.Gate, known, connected=known is not None, synced=known is not None and known.synced,
+        shapes.GateShape, known, connected=known is not None, synced=known is not None and known.synced,
         handshake=known and views[0].state.known_handshake, open=any(table.open for table in sent),
         admitted=[uid for table in sent for uid in table.users], in_force=all(view.settled for view in views),
     )  # fmt: skip
@@ -409,14 +409,14 @@ def _together(pages: Mapping[str, Json], *, named: bool = True) -> Json:
 
 
 def session(one: Session, now: float, names: Names, use: Use | None = None) -> Json:
-    """See :class:`mpsagent.api.shapes.Session`. ``use``: what is not on record yet."""
+    """See :class:`mpsagent.api.shapes.SessionShape`. ``use``: what is not on record yet."""
     until = now if one.ended is None else one.ended
     more = one.more if use is None else with_use(one.more, use.seconds, use.busy, use.energy, use.shared)
     rest = {name: value for name, value in more.items() if name not in ("counted", "busy")}
     if more.get("counted"):
         rest["utilization"] = round(more["busy"] / more["counted"], 3)
     shown = row(
-        shapes.Session, one, names=names, cursor=one.number, pid=one.pid or None, began=one.passed,
+        shapes.SessionShape, one, names=names, cursor=one.number, pid=one.pid or None, began=one.passed,
         waited=span(one.came, until if one.passed is None else one.passed),
         worked=0.0 if one.passed is None else span(one.passed, until),
         why=None if one.why is None else named(one.why, names),

@@ -264,11 +264,11 @@ def test_answers_have_the_shape_that_openapi_promises(served: Served) -> None:
 
     served.backend.happen("test")
     for path, shape in (
-        ("status", shapes.Status),
-        ("servers", shapes.Servers),
-        ("clients", shapes.Clients),
-        ("queue", shapes.Queue),
-        ("events", shapes.Events),
+        ("status", shapes.StatusShape),
+        ("servers", shapes.ServersShape),
+        ("clients", shapes.ClientsShape),
+        ("queue", shapes.QueueShape),
+        ("events", shapes.EventsShape),
     ):
         body = get(served, f"/v1/{path}")[1]
         assert TypeAdapter(shape).validate_python(body, strict=False) == body

@@ -70,12 +70,12 @@ def test_every_page_has_its_shape(name: str) -> None:
     backend = machine.backend
     events = [backend.event(row) for row in machine.history.rows]
     for shape, page in (
-        (shapes.Status, backend.status()),
-        (shapes.Servers, {"servers": list(backend.servers())}),
-        (shapes.Clients, {"clients": list(backend.clients())}),
-        (shapes.Queue, {"queue": list(backend.queue())}),
-        (shapes.Leases, {"leases": list(backend.leases())}),
-        (shapes.Events, {"events": events, "cursor": machine.history.last}),
+        (shapes.StatusShape, backend.status()),
+        (shapes.ServersShape, {"servers": list(backend.servers())}),
+        (shapes.ClientsShape, {"clients": list(backend.clients())}),
+        (shapes.QueueShape, {"queue": list(backend.queue())}),
+        (shapes.LeasesShape, {"leases": list(backend.leases())}),
+        (shapes.EventsShape, {"events": events, "cursor": machine.history.last}),
     ):
         body = json.loads(json.dumps(page))
         assert TypeAdapter(shape).validate_python(body) == body
