@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.figure import Figure, p50_p99, percentile
 from benchmarks.place import ALICE, BOB, DAVE, Knocker, agent_and_gate, busy_cores, cpu, stage
 from demo.stage import Stage
-from mpsagent.mps.session import How, Session
+from mpsagent.mps.session import FrontEndSession, How
 
 COMMANDS = (
     "set_default_active_thread_percentage 10.0",
@@ -98,7 +98,7 @@ def _native(pipe: Path) -> float:
         sock.settimeout(10)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         sock.connect(str(pipe / "control_privileged"))
-        session = Session(COMMANDS)
+        session = FrontEndSession(COMMANDS)
         while session.how is None:
             if not (data := sock.recv(65536)):
                 session.closed()

@@ -24,7 +24,7 @@ def a_year(quick: bool) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="mpsagent-bench-") as name:
         path = Path(name, database.NAME)
         file, begun = Database(path), time.perf_counter()
-        sessions, batch = Sessions(), list[tuple[database.Row, list[tuple[object, ...]]]]()
+        sessions, batch = Sessions(), list[tuple[database.RecordRow, list[tuple[object, ...]]]]()
         for record in _records(turns):
             batch.append((database.row(record), list(map(database.session_row, sessions.take(record)))))
             if len(batch) == STEP:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mpsagent.system.frontend import FrontEnd, Status
+from mpsagent.system.frontend import AnswerStatus, FrontEndQueue
 
 PROGRAM = "nvidia-cuda-mps-control"
 
@@ -35,11 +35,13 @@ def by_program(environment: Mapping[str, str], commands: Sequence[str]) -> tuple
     return done.returncode, done.stdout
 
 
-def by_ours(environment: Mapping[str, str], commands: Sequence[str], deadline: float = 60.0) -> tuple[Status, str]:
-    async def ask() -> tuple[Status, str]:
-        front = FrontEnd(PROGRAM, environment)
+def by_ours(
+    environment: Mapping[str, str], commands: Sequence[str], deadline: float = 60.0
+) -> tuple[AnswerStatus, str]:
+    async def ask() -> tuple[AnswerStatus, str]:
+        front = FrontEndQueue(PROGRAM, environment)
         reply = await front.run(commands, deadline=deadline)
-        while reply.status is Status.BUSY:
+        while reply.status is AnswerStatus.BUSY:
             reply = await front.run(commands, deadline=deadline)
         front.close()
         return reply.status, reply.out
@@ -95,7 +97,7 @@ def compare(environment: Mapping[str, str], commands: Sequence[str]) -> tuple[bo
     status, answered = by_ours(environment, commands)
     settled(log)
     theirs, ours = said(log, before)[: len(said(log, before)) - len(said(log, between))], said(log, between)
-    equal = (code, printed, theirs) == (0, answered, ours) and status is Status.ANSWERED
+    equal = (code, printed, theirs) == (0, answered, ours) and status is AnswerStatus.ANSWERED
     return equal, f"{'equal' if equal else 'DIFFERENT'}  {'; '.join(commands)}  {answered!r}" + (
         "" if equal else f" not {printed!r} ({code}, {status}); log {ours} not {theirs}"
     )
@@ -115,7 +117,7 @@ def cost(environment: Mapping[str, str], times: int) -> str:
         return t.user + t.system + t.children_user + t.children_system
 
     async def run() -> None:
-        front = FrontEnd(PROGRAM, environment)
+        front = FrontEndQueue(PROGRAM, environment)
         feed = "".join(f"{command}\n" for command in commands).encode()
         for _ in range(times):
             for way in took:

@@ -48,7 +48,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from campaigns.begin import uuids
 from campaigns.busy_place import ALICE, CROWDS, FAULT, Program, Programs, add_options, end_all, facts, lanes
-from mpsagent.mps.session import Session
+from mpsagent.mps.session import FrontEndSession
 from tests.conformance import rig as rigs
 from tests.conformance.processes import Log
 
@@ -170,7 +170,7 @@ class Question:
     """One command to the control daemon, without waiting for the answer."""
 
     def __init__(self, pipe: Path, command: str) -> None:
-        self.session = Session([command])
+        self.session = FrontEndSession([command])
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.sock.settimeout(NO_ANSWER)
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)

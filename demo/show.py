@@ -95,7 +95,7 @@ class Show:
         def follow() -> None:
             cursor = 0
             while not over.is_set():  # an agent that was killed comes back, with its history
-                with suppress(api.Unreachable, api.Refused):
+                with suppress(api.Unreachable, api.RequestRefused):
                     for line in api.lines(socket, f"/v1/events?follow=1&cursor={cursor}&limit=1000"):
                         event = json.loads(line)
                         cursor = event.get("cursor", cursor)

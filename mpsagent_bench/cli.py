@@ -214,7 +214,7 @@ def _nobody_works(path: str) -> None:
         return 0 if isinstance(found, str) else len({one.pid for one in found if not is_mps(one.pid)})
 
     count = asyncio.run(ask_nvml())
-    with suppress(client.Unreachable, client.Refused):
+    with suppress(client.Unreachable, client.RequestRefused):
         count = max(count, len(client.ask(path, "/v1/clients", 5.0)[0]["clients"]))
     if count:
         who = "1 process works" if count == 1 else f"{count} processes work"

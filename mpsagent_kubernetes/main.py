@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 import mpsagent
-from mpsagent.cli.client import DEFAULT_SOCKET, Refused, Unreachable
+from mpsagent.cli.client import DEFAULT_SOCKET, RequestRefused, Unreachable
 from mpsagent_kubernetes import cluster
 from mpsagent_kubernetes.node_agent import Health, NodeAgent
 from mpsagent_kubernetes.pods import Pods
@@ -103,7 +103,7 @@ def _run(
         try:
             do()
             why = ""
-        except (Unreachable, Refused, OSError) as error:
+        except (Unreachable, RequestRefused, OSError) as error:
             why = str(error)
         if why and said.get(what) != why:
             log.warning("%s: %s", what, why)

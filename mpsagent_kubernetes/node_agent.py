@@ -46,6 +46,6 @@ class NodeAgent:
     def end(self, number: int) -> None:
         try:
             client.order(self._socket, "delete-lease", {"number": number}, DEADLINE)
-        except client.Refused as refused:
+        except client.RequestRefused as refused:
             if refused.status != 404:  # it was over just now
                 raise

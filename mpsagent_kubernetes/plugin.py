@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from mpsagent.cli.client import Refused, Unreachable
+from mpsagent.cli.client import RequestRefused, Unreachable
 from mpsagent_kubernetes import protocol
 from mpsagent_kubernetes.kubelet import Refused as NotTold
 from mpsagent_kubernetes.node_agent import NodeAgent
@@ -97,7 +97,7 @@ class Plugin:
                 return protocol.DEVICE["PreStartContainerResponse"]()
             except (Unreachable, Unknown, NotTold) as error:
                 why = str(error)
-            except Refused as refused:
+            except RequestRefused as refused:
                 why = f"mpsagent gives no lease: {refused}"
             if time.monotonic() > end or not context.is_active():
                 log.warning("a container does not start: %s", why)

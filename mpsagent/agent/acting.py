@@ -251,7 +251,7 @@ class Acting:
         until = now + asked.seconds if asked.seconds is not None else (asked.until or 0.0) + self._clock.shift()
         found = Lease(number, share, now, until, by, asked.uid, asked.cgroup, process, asked.name)
         self._store.put(saved.LEASE, number)
-        self._on_leases([*(inp.LeaseEnded(now, one.number, by) for one in earlier), inp.LeaseGiven(now, found)])
+        self._on_leases([*(inp.LeaseEndOrdered(now, one.number, by) for one in earlier), inp.LeaseOrdered(now, found)])
         in_force = await self._in_force()
         unsaved = await self._written_down()
         who = None if found.uid is None else await self._names.look_up(found.uid)
@@ -270,7 +270,7 @@ class Acting:
     async def end_lease(self, number: int, by: int) -> Json:
         if all(one.number != number for one in self._agents[0].state.leases):
             raise Problem(404, f"there is no lease {number}", "lease", "see `mpsagent-cli lease list`")
-        self._on_leases([inp.LeaseEnded(self._clock.now(), number, by)])
+        self._on_leases([inp.LeaseEndOrdered(self._clock.now(), number, by)])
         return {"ended": number, **await self._written_down()}
 
     def _on_leases(self, events: list[inp.Input]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpsagent.agent import gpus
-from mpsagent.agent.clients import Clients
+from mpsagent.agent.clients import ClientProcesses
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.conditions import some
 from mpsagent.core.model import State
@@ -43,7 +43,7 @@ class Inside(NamedTuple):
 
     daemon: int | None
     state: State
-    clients: Clients
+    clients: ClientProcesses
 
 
 class Bypass:
@@ -60,7 +60,7 @@ class Bypass:
         names: Names,
         inside: Callable[[], Collection[Inside]],
         synced: Callable[[], bool],
-        clients: Clients,
+        clients: ClientProcesses,
         without_records: int | None = None,
     ) -> None:
         self._clock, self._record, self._spawn = clock, record, spawn

@@ -15,7 +15,7 @@ CPU_STEP = 0.02
 """Seconds of CPU time that count as work: an idle interpreter's own housekeeping uses less."""
 
 
-class Clients:
+class ClientProcesses:
     """``on_end(pid, start, lives)`` is called once for each client whose process ends, or ``lives`` and is no longer a
     client."""
 

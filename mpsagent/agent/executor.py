@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from mpsagent.agent.clients import Clients
+from mpsagent.agent.clients import ClientProcesses
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
@@ -22,7 +22,7 @@ from mpsagent.policy.policy import Policy
 from mpsagent.system import directories
 from mpsagent.system.control import ControlSupervisor, ProblemKind, Running
 from mpsagent.system.freezer import Freezer
-from mpsagent.system.frontend import FrontEnd, Reply, Status
+from mpsagent.system.frontend import AnswerStatus, FrontEndQueue, Reply
 from mpsagent.system.gate_link import GateLink
 from mpsagent.system.gpu_files import GpuFiles
 from mpsagent.system.hooks import run_hook
@@ -45,10 +45,10 @@ class Executor:
     def __init__(
         self,
         where: directories.Directories,
-        front_end: FrontEnd,
+        front_end: FrontEndQueue,
         supervisor: ControlSupervisor,
         gate: GateLink,
-        clients: Clients,
+        clients: ClientProcesses,
         clock: SteadyClock,
         tell: Callable[[list[inp.Input]], None],
         state: Callable[[], State],
@@ -149,20 +149,20 @@ class Executor:
         asked = self._clock.now()
         limit = self._state().policy.hang_control if deadline is None else deadline
         reply, pause = await self._front_end.run(batch, deadline=limit, urgent=urgent), BUSY_FIRST
-        while patient and reply.status is Status.BUSY and self._clock.now() < asked + BUSY_MOST:
+        while patient and reply.status is AnswerStatus.BUSY and self._clock.now() < asked + BUSY_MOST:
             await asyncio.sleep(pause)
             reply, pause = await self._front_end.run(batch, deadline=limit, urgent=urgent), 2 * pause
         control = self._state().control
         # Its process lives, and its socket has gone from the hidden directory: no client and no front-end can reach it.
-        lost = reply.status is Status.NO_DAEMON and control is not None and control.quitting is None
-        if lost or (reply.status is Status.SILENT and not may_block):
+        lost = reply.status is AnswerStatus.NO_DAEMON and control is not None and control.quitting is None
+        if lost or (reply.status is AnswerStatus.SILENT and not may_block):
             # on a busy machine the question itself may be late, and others be answered meanwhile
             self._silence(max(asked, self._heard), True)
-        elif reply.status in (Status.ANSWERED, Status.BUSY, Status.NO_DAEMON):
+        elif reply.status in (AnswerStatus.ANSWERED, AnswerStatus.BUSY, AnswerStatus.NO_DAEMON):
             self._silence(self._clock.now(), False)
-        if reply.status is Status.FAILED:
+        if reply.status is AnswerStatus.FAILED:
             self.front_end_problem = " ".join(reply.err.split())[:300]
-        elif reply.status is not Status.REFUSED_QUEUE:
+        elif reply.status is not AnswerStatus.REFUSED_QUEUE:
             self.front_end_problem = None
         return reply
 
@@ -224,7 +224,7 @@ class Executor:
         before = frozenset(self._state().servers)
         reply = await self._ask(commands.server_list())
         control = self._state().control
-        if reply.status is Status.NO_DAEMON and (control is None or control.quitting is not None):
+        if reply.status is AnswerStatus.NO_DAEMON and (control is None or control.quitting is not None):
             return True, ""  # it has ended, as it was asked to: a successful restart is not a failure
         if not reply.ok:
             return False, _why(reply)

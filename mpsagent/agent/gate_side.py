@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from mpsagent.agent import saved
-from mpsagent.agent.clients import Clients
+from mpsagent.agent.clients import ClientProcesses
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.people import People
 from mpsagent.core import inputs as inp
@@ -17,7 +17,7 @@ from mpsagent.core.model import Key
 from mpsagent.core.transitions import ClientHeld, ClientWaiting
 from mpsagent.linux.proc import command
 from mpsagent.linux.processes import Process, lineage
-from mpsagent.system.store import Part, Store
+from mpsagent.system.store import Store, StorePart
 from mpsagent.wire import link
 
 
@@ -29,9 +29,9 @@ class GateSide:
         self,
         core: Core,
         clock: SteadyClock,
-        clients: Clients,
+        clients: ClientProcesses,
         people: People,
-        store: Store | Part,
+        store: Store | StorePart,
         since: float | None,
         take: Callable[[list[inp.Input]], None],
     ) -> None:
@@ -200,4 +200,4 @@ class GateSide:
         self._told = None
         self.coming.clear()
         self._clients.forget_waiting()
-        self._take([inp.GateLost(self._clock.now())])
+        self._take([inp.LinkLost(self._clock.now())])

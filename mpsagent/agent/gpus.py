@@ -42,7 +42,7 @@ MOMENT = 1.0
 _Answer = TypeVar("_Answer")
 
 
-class Shared(Generic[_Answer]):
+class SharedQuestion(Generic[_Answer]):
     """A question about the whole machine, which starts a program: asked once for all instances that ask together."""
 
     def __init__(self, ask: Callable[[], Coroutine[Any, Any, _Answer]]) -> None:
@@ -69,9 +69,9 @@ class Gpus:
         self._file = settings.devices_file
         self._clock = clock
         self.nvml = Nvml(environment, clock.now)
-        self.processes = Shared(self._processes)
-        self.work = Shared(self._work)
-        self.look = Shared(self._look)
+        self.processes = SharedQuestion(self._processes)
+        self.work = SharedQuestion(self._work)
+        self.look = SharedQuestion(self._look)
         self.seen: dict[str, Gpu] = {}
         """The GPUs and their MIG devices by UUID, as they were seen last."""
         self.all: tuple[Gpu, ...] = ()

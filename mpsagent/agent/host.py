@@ -15,7 +15,7 @@ from typing import Any
 
 from mpsagent.agent import gpus, policies, saved
 from mpsagent.agent.bypass import Bypass, Inside
-from mpsagent.agent.clients import Clients
+from mpsagent.agent.clients import ClientProcesses
 from mpsagent.agent.clock import SteadyClock, until_next
 from mpsagent.agent.conditions import Conditions, note_conditions, note_daemon
 from mpsagent.agent.executor import mps_environment
@@ -54,7 +54,7 @@ from mpsagent.system.freezer import Freezer
 from mpsagent.system.gate_link import GateLink
 from mpsagent.system.gpu_files import GpuFiles
 from mpsagent.system.names import Names
-from mpsagent.system.store import Part, Store
+from mpsagent.system.store import Store, StorePart
 from mpsagent.system.terminal import Terminals
 from mpsagent.wire.link import Admissions
 
@@ -90,7 +90,7 @@ class Agent(Recorder):
         shown: Showing,
         telling: Telling,
         clock: SteadyClock,
-        store: Store | Part,
+        store: Store | StorePart,
         names: Names,
         link: GateLink,
         seen: gpus.Gpus,
@@ -116,7 +116,7 @@ class Agent(Recorder):
         self._named, self._decided, self._changed, self._room = named, decided, changed, room
         self._link, self._make_supervisor = link, make_supervisor
         self._terminals = Terminals(unit=settings.supervise == "systemd")
-        self.clients = Clients(self._client_ended)
+        self.clients = ClientProcesses(self._client_ended)
         self.freezer = Freezer(f"{settings.run_directory}/instances/{self.name}/frozen")
         self.gate = GateSide(
             self.core, clock, self.clients, self.people, store, since, self.take

@@ -12,7 +12,7 @@ from typing import Any
 
 from mpsagent.agent.bypass import Inside
 from mpsagent.agent.catch_up import Caught, catch_up, child_of, foreign
-from mpsagent.agent.clients import Clients
+from mpsagent.agent.clients import ClientProcesses
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.conditions import Conditions
 from mpsagent.agent.executor import Executor, control_runs, mps_environment
@@ -30,7 +30,7 @@ from mpsagent.policy.policy import Policy
 from mpsagent.system import control_search, directories
 from mpsagent.system.control import ControlSupervisor, ProblemKind, Running
 from mpsagent.system.freezer import Freezer
-from mpsagent.system.frontend import FrontEnd
+from mpsagent.system.frontend import FrontEndQueue
 from mpsagent.system.gate_link import GateLink
 from mpsagent.system.gpu_files import GpuFiles
 from mpsagent.system.logfiles import Position
@@ -58,7 +58,7 @@ class Lane:
         spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
         take: Callable[[Sequence[inp.Input]], None],
         link: GateLink,
-        clients: Clients,
+        clients: ClientProcesses,
         freezer: Freezer,
         terminals: Terminals,
         gpu_files: GpuFiles,
@@ -75,7 +75,7 @@ class Lane:
         self._spawn_aside = spawn
         self._tasks: set[asyncio.Task[Any]] = set()
         self._clients = clients
-        self._front_end = FrontEnd(policy.control_daemon_path, mps_environment(policy, self.where))
+        self._front_end = FrontEndQueue(policy.control_daemon_path, mps_environment(policy, self.where))
         self.supervisor = make_supervisor(policy, self.where, self._control_gone)
         self.executor = Executor(
             self.where, self._front_end, self.supervisor, link, clients, clock, self._say, self.state, freezer,

@@ -45,14 +45,14 @@ from mpsagent.policy.instances import (
 from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.policy import Policy
 from mpsagent.snapshot.condition import Condition
-from mpsagent.snapshot.page import Instance, Page
+from mpsagent.snapshot.page import InstancePage, Page
 from mpsagent.system import container_device
 from mpsagent.system.control_search import foreign
 from mpsagent.system.device_watch import BLIND, DeviceWatch
 from mpsagent.system.directories import Directories, refusal, unusable
 from mpsagent.system.gate_units import sockets_again
 from mpsagent.system.names import Names
-from mpsagent.system.store import Part, Store
+from mpsagent.system.store import Store, StorePart
 from mpsagent.wire.codec import MOST_INSTANCES
 
 LOOK = 1.0
@@ -186,7 +186,7 @@ class Node(Recorder):
             shown=self.shown,
             telling=self.telling,
             clock=self.clock,
-            store=self.store if self.single else Part(self.store, policy.instance),
+            store=self.store if self.single else StorePart(self.store, policy.instance),
             names=self.names,
             link=self.placing.link,
             seen=self.gpus,
@@ -416,15 +416,15 @@ class Node(Recorder):
             GpusSeen(seen.seen, dict(nvml.xids), dict(nvml.xids_seen), seen.at, seen.problem),
         )  # fmt: skip
 
-    def _instances_shown(self) -> list[Instance]:
+    def _instances_shown(self) -> list[InstancePage]:
         """Each instance, and then each user's lane."""
         users = [(agent, key) for agent in self.agents for key in agent.core.engines if key is not None]
         return [self._shown(agent, key) for agent, key in (*((agent, None) for agent in self.agents), *users)]
 
-    def _shown(self, agent: Agent, key: Key) -> Instance:
+    def _shown(self, agent: Agent, key: Key) -> InstancePage:
         view, limits = agent.core.view(key), agent.core.engines[key].memories.limits
         memory = agent.observer.memory()
-        return Instance(
+        return InstancePage(
             view.name, replace(view, remembered={}),
             {pid: pid not in limits.differs for pid in limits.seen}, bool(agent.devices),
             {pid: size for pid, size in memory.items() if pid in view.state.clients},

@@ -9,7 +9,7 @@ from typing import Any
 
 from mpsagent.agent import bypass, lifted_limits
 from mpsagent.agent.bypass import Bypass, Inside
-from mpsagent.agent.clients import Clients
+from mpsagent.agent.clients import ClientProcesses
 from mpsagent.agent.gpus import Gpus, known
 from mpsagent.agent.lifted_limits import Lifted
 from mpsagent.agent.recorder import Recorder
@@ -38,7 +38,7 @@ class Observer:
         self,
         recorder: Recorder,
         core: Core,
-        clients: Clients,
+        clients: ClientProcesses,
         outsiders: Bypass,
         lifts: Lifted,
         seen: Gpus,

@@ -15,7 +15,7 @@ from mpsagent.policy.files import load
 from mpsagent.policy.origins import Origin, PolicyError, Setting
 from mpsagent.policy.policy import Policy
 from mpsagent.system.policy_files import Texts, read_policy
-from mpsagent.system.unit_places import Places, places
+from mpsagent.system.unit_places import UnitPlaces, places
 from mpsagent.system.unsupported import unsupported
 
 LAST = "last-policy.json"
@@ -92,7 +92,7 @@ async def last_good(settings: Settings) -> Policy | None:
 async def closed(settings: Settings) -> Policy:
     """A policy that admits no one, at the places that the files give all the same: elsewhere clients would run outside
     MPS, and the units of gate and control daemon are there too."""
-    where = Places()
+    where = UnitPlaces()
     with suppress(Exception):
         where = places([text for _, text in (await _texts(settings, 5.0))[0]])
     access = Setting("deny", Origin("limits.access", settings.policy, 0))

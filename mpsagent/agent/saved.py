@@ -108,7 +108,7 @@ def by_user(times: Mapping[int, float]) -> list[list[float]]:
     return [[uid, at] for uid, at in times.items()]
 
 
-class Row(NamedTuple):
+class KeptRow(NamedTuple):
     """A value that outlives the agent.
 
     ``source``: it is written when this is not equal to the last time, None: it is written by orders. ``write``: its
@@ -122,21 +122,21 @@ class Row(NamedTuple):
     of_boot: bool = False
 
 
-ROWS: Mapping[str, Row] = {
-    "ending": Row(lambda core: [one.memories.ladder for one in core.engines.values()], ending_rows),
-    "turn": Row(lambda core: core.memories.turns, turn_row),
+ROWS: Mapping[str, KeptRow] = {
+    "ending": KeptRow(lambda core: [one.memories.ladder for one in core.engines.values()], ending_rows),
+    "turn": KeptRow(lambda core: core.memories.turns, turn_row),
     # users who had a turn and wait again, behind the users who came meanwhile
-    "served": Row(lambda core: core.memories.turns, lambda core: by_user(core.memories.turns.served)),
-    "suspended": Row(lambda core: core.memories.turns, lambda core: by_user(core.memories.turns.suspended)),
-    "waiting": Row(lambda core: core.state.held.order, lambda core: list(core.state.held.users()[:MOST])),
-    CLIENTS: Row(lambda core: core.state.clients, client_rows, of_boot=True),
-    RELEASED: Row(of_boot=True),
-    EXTENDED: Row(),
-    "drain": Row(),
-    DRAINED: Row(of_node=True),
-    LEASES: Row(of_node=True),
-    LEASE: Row(of_node=True),
-    INSTANCE: Row(of_node=True),
+    "served": KeptRow(lambda core: core.memories.turns, lambda core: by_user(core.memories.turns.served)),
+    "suspended": KeptRow(lambda core: core.memories.turns, lambda core: by_user(core.memories.turns.suspended)),
+    "waiting": KeptRow(lambda core: core.state.held.order, lambda core: list(core.state.held.users()[:MOST])),
+    CLIENTS: KeptRow(lambda core: core.state.clients, client_rows, of_boot=True),
+    RELEASED: KeptRow(of_boot=True),
+    EXTENDED: KeptRow(),
+    "drain": KeptRow(),
+    DRAINED: KeptRow(of_node=True),
+    LEASES: KeptRow(of_node=True),
+    LEASE: KeptRow(of_node=True),
+    INSTANCE: KeptRow(of_node=True),
 }
 """The values that are kept, by their names in the state file."""
 OF_NODE = frozenset(name for name, row in ROWS.items() if row.of_node)
@@ -244,7 +244,7 @@ def leases(kept: Mapping[str, Any], now: float) -> list[inp.Input]:
             of_lease = _fields(Lease, row, math.inf, OF_LEASE)
             lease = Lease(share=Share(source, **given, job=of_lease.get("name") or source), **of_lease)
             if lease.until > now and (lease.uid, lease.cgroup, lease.process) != (None, None, None):
-                found.append(inp.LeaseGiven(now, lease))
+                found.append(inp.LeaseOrdered(now, lease))
     return found
 
 

@@ -63,7 +63,7 @@ class Unusable(Exception):
     """The file is not one that this agent may use or understands. The text says why."""
 
 
-class Row(NamedTuple):
+class RecordRow(NamedTuple):
     """A record as it is stored; ``fields`` is JSON."""
 
     seq: int
@@ -74,13 +74,13 @@ class Row(NamedTuple):
     fields: str
 
 
-def row(record: Record) -> Row:
+def row(record: Record) -> RecordRow:
     """Raises TypeError or ValueError for what cannot be written."""
     rest = dict(record)
     seq, at, kind = rest.pop("seq"), rest.pop("at"), rest.pop("kind")
     uid, pid = (rest.pop(name) if _whole(rest.get(name)) else None for name in ("uid", "pid"))
     text = json.dumps(rest, default=str, separators=(",", ":"))
-    return Row(seq, at, kind, uid, pid, text)  # type: ignore[arg-type]
+    return RecordRow(seq, at, kind, uid, pid, text)  # type: ignore[arg-type]
 
 
 def record(found: Sequence[Any]) -> Record:
@@ -163,7 +163,7 @@ class Database:
         )
         return list(map(session, self._connection.execute(text)))
 
-    def write(self, records: Sequence[tuple[Row, Sequence[tuple[Any, ...]]]]) -> None:
+    def write(self, records: Sequence[tuple[RecordRow, Sequence[tuple[Any, ...]]]]) -> None:
         """Each with the sessions that it changes. All or nothing; what is there already is passed over."""
         records = [one for one in records if one[0].seq > self.last]
         if not records:

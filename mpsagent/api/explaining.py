@@ -11,10 +11,10 @@ from mpsagent.policy import values
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.keys import ATTRIBUTES_OF_CGROUPS
 from mpsagent.policy.sharing import words
-from mpsagent.snapshot.page import Instance
+from mpsagent.snapshot.page import InstancePage
 
 
-def explained(one: Instance, who: Identity, cgroup: str | None, names: Names, now: float) -> Json:
+def explained(one: InstancePage, who: Identity, cgroup: str | None, names: Names, now: float) -> Json:
     view = one.view
     turn = view.turn is not None and view.turn.uid == who.uid
     return {
@@ -29,7 +29,7 @@ def explained(one: Instance, who: Identity, cgroup: str | None, names: Names, no
     }
 
 
-def _there(one: Instance, who: Identity, cgroup: str) -> Json:
+def _there(one: InstancePage, who: Identity, cgroup: str) -> Json:
     """What a process of this user gets in a cgroup, alone and together with the others there."""
     view = one.view
     share = view.share(Peer(0, who.uid, 0, 0, cgroup))

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mpsagent.api import database
-from mpsagent.api.database import NAME, Database, Record, Row, Unusable, session_row
+from mpsagent.api.database import NAME, Database, Record, RecordRow, Unusable, session_row
 from mpsagent.core.sessions import Key, Sessions
 from mpsagent.linux.backoff import Backoff
 from mpsagent.linux.threads import in_thread
 
 T = TypeVar("T")
-Written = tuple[Row, Sequence[tuple[Any, ...]]]
+Written = tuple[RecordRow, Sequence[tuple[Any, ...]]]
 """A record, and the sessions that it changes."""
 
 WRITE_STEP = 1000

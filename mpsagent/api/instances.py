@@ -19,7 +19,7 @@ from mpsagent.core.words import Names, named
 from mpsagent.policy.identity import Identity
 from mpsagent.snapshot import lease_body
 from mpsagent.snapshot.condition import Condition, problems
-from mpsagent.snapshot.page import Instance, Page
+from mpsagent.snapshot.page import InstancePage, Page
 from mpsagent.snapshot.problem import Json, Problem
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ class Everything:
 
     def _all(
         self,
-        read: Callable[[Instance, Names, float], Iterable[Json]],
+        read: Callable[[InstancePage, Names, float], Iterable[Json]],
         among: Callable[[Iterable[Json]], Iterable[Json]] = iter,
     ) -> Iterator[Json]:
         """``among``: what becomes of the rows of one instance."""

@@ -23,7 +23,7 @@ from mpsagent.policy import apart
 from mpsagent.policy.containers import container
 from mpsagent.policy.sharing import exclusive
 from mpsagent.snapshot.condition import Condition, problems
-from mpsagent.snapshot.page import Instance, Page
+from mpsagent.snapshot.page import InstancePage, Page
 
 Json = dict[str, Any]
 STATUS_USERS = 100
@@ -86,12 +86,12 @@ def span(start: float, end: float) -> float:
 # --- servers ----------------------------------------------------------------------------------------------------------
 
 
-def servers(one: Instance, names: Names) -> Iterator[Json]:
+def servers(one: InstancePage, names: Names) -> Iterator[Json]:
     for server in sorted(one.view.state.servers.values(), key=lambda s: (s.started, s.pid)):
         yield _server(one, server, names)
 
 
-def _server(one: Instance, server: Server, names: Names) -> Json:
+def _server(one: InstancePage, server: Server, names: Names) -> Json:
     view, shared = one.view, server.uid == SHARED_UID and one.view.shared
     passed = sum(1 for pid in server.attached if pid in view.state.clients)
     return row(
@@ -114,7 +114,7 @@ def _holder(view: View) -> Server | None:
 # --- clients and who waits --------------------------------------------------------------------------------------------
 
 
-def clients(one: Instance, names: Names, now: float) -> Iterator[Json]:
+def clients(one: InstancePage, names: Names, now: float) -> Iterator[Json]:
     """Processes that passed the gate, by age, then those that are held there, in order of arrival."""
     state = one.view.state
     serving = {pid: server for server in sorted(state.servers.values(), key=lambda s: s.started)
@@ -132,7 +132,7 @@ def clients(one: Instance, names: Names, now: float) -> Iterator[Json]:
             )  # fmt: skip
 
 
-def _client(of: Instance, one: Client, serving: Server | None, names: Names, now: float) -> Json:
+def _client(of: InstancePage, one: Client, serving: Server | None, names: Names, now: float) -> Json:
     attachment = None if serving is None else serving.attached[one.pid]
     word, ending = "running", of.view.ending.get(one.pid)
     if ending is not None:
@@ -161,7 +161,7 @@ def _process(one: Client | Held, names: Names, now: float, **more: Any) -> Json:
     )  # fmt: skip
 
 
-def queue(one: Instance, names: Names, now: float) -> Iterator[Json]:
+def queue(one: InstancePage, names: Names, now: float) -> Iterator[Json]:
     """Users who wait, in the order in which they are served."""
     for position, who in enumerate(one.waiting, 1):
         yield row(
@@ -200,7 +200,7 @@ def _each(clients: Sequence[Client], now: Limits) -> Limits | None:
     return given[0] if all(one == given[0] for one in given) else None
 
 
-def _users(one: Instance, names: Names) -> list[Json]:
+def _users(one: InstancePage, names: Names) -> list[Json]:
     """Those with clients, by their first one's age; as many as the status names."""
     found: dict[int, Json] = {}
     for client in sorted(one.view.state.clients.values(), key=lambda c: c.since):
@@ -288,13 +288,13 @@ def status(page: Page, about: About, now: float) -> Json:
     }  # fmt: skip
 
 
-def users_of(page: Page, section: str) -> list[Instance]:
+def users_of(page: Page, section: str) -> list[InstancePage]:
     """The instances of its users, where it is apart."""
     users = [one for one in page.instances if one.view.user is not None]
     return [one for one in users if one.view.policy.instance == section]
 
 
-def _page(one: Instance, page: Page, about: About, now: float) -> Json:
+def _page(one: InstancePage, page: Page, about: About, now: float) -> Json:
     """Of one instance."""
     view, state, names = one.view, one.view.state, about.names
     holds, all_servers, drain = _holder(view), list(servers(one, names)), state.drain

@@ -44,7 +44,7 @@ def newest(path: str) -> int | None:
     """The cursor from which to watch what becomes of an order; None: nothing can be read."""
     try:
         return int(client.ask(path, "/v1/status", 15.0)[0]["history"]["newest"])
-    except (client.Unreachable, client.Refused):
+    except (client.Unreachable, client.RequestRefused):
         return None
 
 
@@ -53,7 +53,7 @@ def _answered(ask: Callable[[], tuple[Json, bytes]]) -> tuple[Json, bytes]:
         return ask()
     except client.Unreachable as gone:
         unreachable(gone)
-    except client.Refused as refused:
+    except client.RequestRefused as refused:
         refused_and_exit(refused)
     raise AssertionError  # both have exited
 
@@ -117,7 +117,7 @@ def unreachable(gone: client.Unreachable) -> None:
     sys.exit(UNREACHABLE)
 
 
-def refused_and_exit(refused: client.Refused) -> None:
+def refused_and_exit(refused: client.RequestRefused) -> None:
     failed(refused.error or {"detail": f"status {refused.status}"})
     sys.exit(_OF_ANSWERS.get(refused.status, UNHEALTHY if refused.status >= 500 else USAGE))
 

@@ -24,7 +24,7 @@ class Unreachable(Exception):
     """There is no answer on the socket."""
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The agent answered with an error. ``status`` is HTTP's; ``error`` has ``detail``, ``where`` and ``hint``."""
 
     def __init__(self, status: int, error: dict[str, Any]) -> None:
@@ -66,7 +66,7 @@ def ask(path: str, target: str, timeout: float = 10.0) -> tuple[Any, bytes]:
     except ValueError:
         raise Unreachable(f"{path}: the answer is not JSON; is this mpsagent's socket?") from None
     if status >= 400:
-        raise Refused(status, answer if isinstance(answer, dict) else {})
+        raise RequestRefused(status, answer if isinstance(answer, dict) else {})
     return answer, raw
 
 
@@ -94,7 +94,7 @@ def lines(path: str, target: str, silence: float = 60.0) -> Iterator[bytes]:
             answer = json.loads(rest)
         except ValueError:
             answer = None
-        raise Refused(status, answer if isinstance(answer, dict) else {})
+        raise RequestRefused(status, answer if isinstance(answer, dict) else {})
 
 
 def order(path: str, name: str, body: Any = None, timeout: float = 10.0) -> tuple[Any, bytes]:
@@ -128,7 +128,7 @@ def order(path: str, name: str, body: Any = None, timeout: float = 10.0) -> tupl
     except (ValueError, KeyError, TypeError):
         raise Unreachable(f"{path}: no answer to the order; was mpsagent just stopped?") from None
     if status >= 400:
-        raise Refused(status, found if isinstance(found, dict) else {})
+        raise RequestRefused(status, found if isinstance(found, dict) else {})
     return found, json.dumps(found).encode()
 
 

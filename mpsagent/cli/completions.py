@@ -19,7 +19,7 @@ def of(page: str, rows: str, *fields: str) -> Complete:
 
     def complete(ctx: click.Context, _: click.Parameter, begun: str) -> list[str]:
         path, found = str(ctx.find_root().params["path"]), set[str]()
-        with suppress(client.Refused, client.Unreachable):
+        with suppress(client.RequestRefused, client.Unreachable):
             for row in client.ask(path, page, PATIENCE)[0][rows]:
                 found.add(str(next((row[field] for field in fields if row.get(field) is not None), "")))
         return sorted(one for one in found if one and one.startswith(begun))

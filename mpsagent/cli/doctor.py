@@ -85,7 +85,7 @@ def _ask(path: str) -> _Seen:
             get("/v1/status"), get("/v1/policy")["sections"], get("/v1/clients")["clients"],
             get("/v1/events?limit=1")["events"],
         )  # fmt: skip
-    except (client.Unreachable, client.Refused):
+    except (client.Unreachable, client.RequestRefused):
         return _Seen(None, _settings_on_disk(), [], [])
 
 

@@ -128,7 +128,7 @@ def follow(path: str, cursor: int | None, limit: int, shown: Events) -> None:
                 again.reset()
                 event = json.loads(line)
                 if "cursor" not in event:
-                    raise client.Refused(410, event)
+                    raise client.RequestRefused(410, event)
                 cursor = event["cursor"]
                 if "heartbeat" in event:
                     shown.settle()
@@ -136,7 +136,7 @@ def follow(path: str, cursor: int | None, limit: int, shown: Events) -> None:
                     shown.show(event)
         except KeyboardInterrupt:
             return
-        except client.Refused as refused:
+        except client.RequestRefused as refused:
             if refused.status == 429 and reached:
                 pass  # for a moment this user has too many connections
             elif refused.status != 410 or "oldest" not in refused.error:
@@ -224,7 +224,7 @@ def _until(
                 break
     except KeyboardInterrupt:
         pass
-    except (client.Unreachable, client.Refused) as gone:
+    except (client.Unreachable, client.RequestRefused) as gone:
         if time.monotonic() < latest:
             click.echo(f"mpsagent-cli: {gone}", err=True)
     click.echo(f"mpsagent-cli: {missing}; see mpsagent-cli events -f", err=True)

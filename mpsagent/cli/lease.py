@@ -34,7 +34,7 @@ def lease() -> None:
 
 
 @lease.command()
-@click.option("--uid", type=options.User(), shell_complete=completions.users,
+@click.option("--uid", type=options.UserArgument(), shell_complete=completions.users,
               help="Set the job's user, by uid or name.")  # fmt: skip
 @click.option(
     "--cgroup", metavar="PATTERN", help='Set the job\'s cgroup: "/slurm/uid_1001/job_17", or a unit or slice.'

@@ -31,7 +31,7 @@ class NotFound(click.ClickException):
     exit_code = NOT_FOUND
 
 
-class User(click.ParamType[int]):
+class UserArgument(click.ParamType[int]):
     """A uid, or the name of a user of this machine."""
 
     name = "user"

@@ -41,11 +41,11 @@ def top(path: str, as_json: bool, every: float = 2.0) -> None:
 
         top_screen.show(path, every)
     else:
-        from mpsagent.cli.top_page import View, page
+        from mpsagent.cli.top_page import TopView, page
 
         status = ask.asked(path, "/v1/status")[0]
         clients = ask.command_lines(ask.asked(path, "/v1/clients")[0]["clients"])
-        print("\n".join(line.text for line in page(status, clients, View(), ask.now(), ask.width())))
+        print("\n".join(line.text for line in page(status, clients, TopView(), ask.now(), ask.width())))
 
 
 def servers(path: str, as_json: bool) -> None:
@@ -78,7 +78,7 @@ def queue(path: str, as_json: bool) -> None:
         own = answer_text.own_place(body["queue"], me, ask.now()) if me != 0 else []
         if me != 0 and all(one["uid"] != me for one in body["queue"]):
             explained: Json = {}
-            with suppress(client.Refused, client.Unreachable):
+            with suppress(client.RequestRefused, client.Unreachable):
                 explained = client.ask(path, f"/v1/policy/explain?user={me}")[0]
             own = answer_text.none_waits(explained)
         return [*own, *answer_text.queue(body["queue"], ask.now(), ask.width())]

@@ -36,7 +36,7 @@ MOST_LISTED = 5000
 """Entries of a directory that are listed; it may have hundreds of thousands."""
 
 
-class Known(NamedTuple):
+class KnownNames(NamedTuple):
     """``users`` and ``groups``: those asked for that exist, and others for comparison. ``programs``: what is wrong with
     each path; a program that is fine is not in it."""
 
@@ -102,7 +102,7 @@ def _people(policy: Policy) -> Iterator[Identity]:
             yield identity_of(int(name) if name.isascii() and name.isdigit() else pwd.getpwnam(name).pw_uid)
 
 
-def known(users: Iterable[str], groups: Iterable[str], programs: Iterable[str]) -> Known:
+def known(users: Iterable[str], groups: Iterable[str], programs: Iterable[str]) -> KnownNames:
     """Asks for each name itself: a directory service often lists no one. May block."""
 
     def there(ask: Callable[[str], object], name: str) -> bool:
@@ -115,7 +115,7 @@ def known(users: Iterable[str], groups: Iterable[str], programs: Iterable[str]) 
     people |= {entry.pw_name for entry in pwd.getpwall()[:MOST_LISTED]}
     teams |= {entry.gr_name for entry in grp.getgrall()[:MOST_LISTED]}
     wrong = {path: problem for path in programs if (problem := problem_of(path))}
-    return Known(frozenset(people), frozenset(teams), wrong)
+    return KnownNames(frozenset(people), frozenset(teams), wrong)
 
 
 def problem_of(path: str) -> str:

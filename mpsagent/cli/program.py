@@ -65,7 +65,7 @@ def simple(words: list[str]) -> tuple[float | None, list[str]] | None:
 
 def begin(path: str, most: float | None, command: Sequence[str]) -> NoReturn:
     program = Program(path, command)
-    told = Told(path, program.pid, most)
+    told = WaitNotice(path, program.pid, most)
     threading.Thread(target=told.follow, daemon=True).start()
     status = program.wait()
     if os.WIFEXITED(status) and os.WEXITSTATUS(status):
@@ -173,8 +173,8 @@ class Program:
                 body = {"below": True, "now": True}
                 if not client.order(self._path, "terminate-each", body, ENDED_FOR - gone)[0]["ending"]:
                     break
-            except (client.Unreachable, client.Refused, KeyError) as error:
-                if not isinstance(error, client.Refused) or error.status not in BUSY:
+            except (client.Unreachable, client.RequestRefused, KeyError) as error:
+                if not isinstance(error, client.RequestRefused) or error.status not in BUSY:
                     say(f"its clients are not ended through MPS: {safe(error, 200)}")
                     break
             if (another := signal.sigtimedwait(ENDS & self._taken, ENDED_LOOK)) is not None:
@@ -204,7 +204,7 @@ def terminal_goes(giver: int, taker: int) -> bool:
     return False
 
 
-class Told:
+class WaitNotice:
     """What is said of it while it runs. ``most``: seconds for which it may wait."""
 
     def __init__(self, path: str, pid: int, most: float | None) -> None:
@@ -233,14 +233,14 @@ class Told:
                         say(safe(event.get("sentence") or event["kind"], 400))
             except client.Unreachable as gone:
                 self._say(f"{safe(gone, 200)}; the program runs all the same")
-            except (client.Refused, ValueError, KeyError):
+            except (client.RequestRefused, ValueError, KeyError):
                 pass
             time.sleep(again.pause())
 
     def look_for_refusal(self) -> None:
         """Show why processes of a program that failed were refused: it may have failed before the stream shows it."""
         begun = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self._begun))
-        with suppress(client.Unreachable, client.Refused, ValueError, KeyError):
+        with suppress(client.Unreachable, client.RequestRefused, ValueError, KeyError):
             for _ in range(LAST_LOOKS):
                 events = client.ask(self._path, "/v1/events?limit=200", LAST_LOOK)[0]["events"]
                 mine = [one for one in events if one.get("uid") == os.getuid() and one["at"] >= begun and "pid" in one]

@@ -15,7 +15,7 @@ from mpsagent.mps.units import duration_text
 KEYS = "↑↓ choose  s sort  r reverse  / filter  u users  k end client  q quit"
 
 
-class Line(NamedTuple):
+class ScreenLine(NamedTuple):
     """``style``: plain, head, chosen, bad, warn or dim."""
 
     text: str
@@ -75,7 +75,7 @@ FILTERED = frozenset({"USER", "PID", "STATE", "COMMAND"})
 """Columns in which the filter's words are looked for."""
 
 
-class View:
+class TopView:
     """What the person at the terminal has chosen. ``sort``: a column's number, in each table; ``chosen``: a client's
     pid; ``first``: the row at the top; ``question``: asked in the last line, in place of the keys."""
 
@@ -93,7 +93,7 @@ class View:
         return USERS if self.users else CLIENTS
 
 
-def rows(status: Json, clients: list[Json], view: View) -> list[Json]:
+def rows(status: Json, clients: list[Json], view: TopView) -> list[Json]:
     """Clients, or users, with the filter's words in them, in the order that is chosen."""
     found = _users(status, clients) if view.users else clients
     words = view.filter.lower().split()
@@ -131,8 +131,8 @@ def _users(status: Json, clients: list[Json]) -> list[Json]:
 
 
 def page(
-    status: Json, clients: list[Json], view: View, now: datetime, width: int, height: int | None = None
-) -> list[Line]:
+    status: Json, clients: list[Json], view: TopView, now: datetime, width: int, height: int | None = None
+) -> list[ScreenLine]:
     """At most ``height`` lines of ``width``: the summary, the table around the chosen row, a line for keys. None: all
     rows, for a pipe. Sets the view's first row, and its chosen one where that has gone."""
     found = rows(status, clients, view)
@@ -141,7 +141,7 @@ def page(
     order = view.columns[view.sort[view.users]].title
     told = f"{many(len(found), 'user' if view.users else 'client')}, by {order.lower()}{' reversed' * view.reverse}"
     told += f", only with “{safe(view.filter, 40)}”" if view.filter else ""
-    head.append(Line(told, "dim"))
+    head.append(ScreenLine(told, "dim"))
     room = len(found) if height is None else max(1, height - len(head) - 2 - bool(view.message))
     pids = [] if view.users else [one["pid"] for one in found]
     if view.chosen not in pids:
@@ -151,25 +151,25 @@ def page(
     shown = [[column.text(one) for column in view.columns] for one in found]
     numbers = [number for number, column in enumerate(view.columns) if column.right]
     table = tables.table([column.title for column in view.columns], shown, right=numbers)
-    lines = [*head, Line(table[0], "head")]
+    lines = [*head, ScreenLine(table[0], "head")]
     for number, one in enumerate(found[view.first : view.first + room], view.first):
         chosen = not view.users and one["pid"] == view.chosen
-        lines.append(Line(table[number + 1], "chosen" if chosen and height is not None else _style(one)))
+        lines.append(ScreenLine(table[number + 1], "chosen" if chosen and height is not None else _style(one)))
     if height is not None:
-        last = [Line(view.message, "warn")] if view.message else []
-        last.append(Line(view.question, "warn") if view.question else Line(KEYS, "dim"))
+        last = [ScreenLine(view.message, "warn")] if view.message else []
+        last.append(ScreenLine(view.question, "warn") if view.question else ScreenLine(KEYS, "dim"))
         lines = lines[: max(0, height - len(last))]
-        lines = [*lines, *[Line("")] * (height - len(last) - len(lines)), *last][-height:]
-    return [Line(cut(line.text, width), line.style) for line in lines]
+        lines = [*lines, *[ScreenLine("")] * (height - len(last) - len(lines)), *last][-height:]
+    return [ScreenLine(cut(line.text, width), line.style) for line in lines]
 
 
-def _folded(line: Line, width: int) -> list[Line]:
+def _folded(line: ScreenLine, width: int) -> list[ScreenLine]:
     """Return a line of the summary as two, if it is too long: its end says until when."""
     first, *rest = wrap(line.text, max(20, width), subsequent_indent=" " * 8, break_on_hyphens=False) or [""]
-    return [Line(first, line.style), *(Line(one, line.style) for one in rest[:1])]
+    return [ScreenLine(first, line.style), *(ScreenLine(one, line.style) for one in rest[:1])]
 
 
-def _head(status: Json, clients: list[Json], now: datetime) -> list[Line]:
+def _head(status: Json, clients: list[Json], now: datetime) -> list[ScreenLine]:
     agent, problems, waiting = status["agent"], status["health"]["problems"], status["waiting"]
     calm = "draining" if status["drain"]["draining"] and not status["drain"]["restart"] else "healthy"
     healthy = calm if status["health"]["ok"] else f"{many(len(problems), 'problem')}: {safe(problems[0]['what'])}"
@@ -178,18 +178,20 @@ def _head(status: Json, clients: list[Json], now: datetime) -> list[Line]:
     used = f"{size(sum(known)) if known else '-'} of {size(total) if total else '-'}"
     text, colour = wording.in_use(status, now)
     lines = [
-        Line(
+        ScreenLine(
             f"mpsagent {safe(agent['version'])}, {now:%H:%M:%S}, up {duration_text(agent['uptime'])}, {healthy}",
             "plain" if status["health"]["ok"] else "bad",
         ),
-        Line(f"memory  {used}; {many(status['clients'], 'client')} of {many(len(status['clients_by_uid']), 'user')}"),
-        Line(f"in use  {text}", {"bad": "bad", "warn": "warn"}.get(colour, "plain")),
+        ScreenLine(
+            f"memory  {used}; {many(status['clients'], 'client')} of {many(len(status['clients_by_uid']), 'user')}"
+        ),
+        ScreenLine(f"in use  {text}", {"bad": "bad", "warn": "warn"}.get(colour, "plain")),
     ]
     if not waiting:
-        return [*lines, Line("waiting no user", "dim")]
+        return [*lines, ScreenLine("waiting no user", "dim")]
     latest = f", served by {wording.local(waiting[0]['turn'], now)} at the latest" if waiting[0]["turn"] else ""
     count = f"{many(status['waiting_users'], 'user')} with {many(status['waiting_processes'], 'process')}"
-    return [*lines, Line(f"waiting {count}; first {user(waiting[0])}{latest}: {safe(waiting[0]['why'])}")]
+    return [*lines, ScreenLine(f"waiting {count}; first {user(waiting[0])}{latest}: {safe(waiting[0]['why'])}")]
 
 
 def _style(one: Json) -> str:

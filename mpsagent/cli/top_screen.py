@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from mpsagent.cli import ask, client
 from mpsagent.cli.tables import padded
-from mpsagent.cli.top_page import Line, View, page, rows
+from mpsagent.cli.top_page import ScreenLine, TopView, page, rows
 from mpsagent.cli.wording import Json, safe, user
 
 ANSWER = 3.0
@@ -29,7 +29,7 @@ class Screen:
 
     def __init__(self, path: str, every: float) -> None:
         self._path, self._every = path, every
-        self._view = View()
+        self._view = TopView()
         self._status: Json | None = None
         self._clients: list[Json] = []
         self._due = 0.0
@@ -64,13 +64,13 @@ class Screen:
             self._clients = ask.command_lines(client.ask(self._path, "/v1/clients", timeout=ANSWER)[0]["clients"])
             if self._view.message.startswith("mpsagent "):
                 self._view.message = ""
-        except (client.Unreachable, client.Refused) as gone:
+        except (client.Unreachable, client.RequestRefused) as gone:
             self._view.message = safe(f"mpsagent does not answer: {gone}", 300)
 
     def _draw(self, screen: curses.window) -> None:
         height, width = screen.getmaxyx()
         if self._status is None:
-            lines = [Line(self._view.message, "bad")]
+            lines = [ScreenLine(self._view.message, "bad")]
         else:
             lines = page(self._status, self._clients, self._view, ask.now(), width, height)
         screen.erase()
@@ -181,7 +181,7 @@ class Screen:
         try:
             client.order(self._path, "terminate", {"pid": one["pid"]}, ANSWER)
             self._view.message = f"client {one['pid']} is being ended"
-        except client.Refused as refused:
+        except client.RequestRefused as refused:
             told = refused.error
             self._view.message = safe(f"not ended: {told.get('detail', refused)}; {told.get('hint', '')}", 300)
         except client.Unreachable as gone:

@@ -246,7 +246,7 @@ def turn() -> None:
 
 
 @turn.command()
-@click.argument("user", type=options.User(), shell_complete=completions.users)
+@click.argument("user", type=options.UserArgument(), shell_complete=completions.users)
 @click.argument("by", metavar="SPAN", callback=options.span)
 @options.json
 @click.pass_obj

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, fields
 
-from mpsagent.core.words import Told, Words
+from mpsagent.core.words import Described, Words
 from mpsagent.wire import link
 from mpsagent.wire.value import Value
 
 
-class Action(Value, Told):
+class Action(Value, Described):
     """Base of all actions. ``enforce`` False: report what would be done, do nothing. ``daemon``: the user whose control
     daemon it is about, None: that of all."""
 

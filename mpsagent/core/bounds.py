@@ -46,7 +46,7 @@ def surplus(
             fitting += [] if its is None else [its]
 
 
-class Use(NamedTuple):
+class BoundUse(NamedTuple):
     """Use of the server's places. ``contexts``: of each user; ``full``: all places are taken."""
 
     table: Mapping[int, User]
@@ -54,7 +54,7 @@ class Use(NamedTuple):
     full: Reason | None
 
 
-def use_of(view: View) -> Use:
+def use_of(view: View) -> BoundUse:
     contexts, full = view.contexts(), None
     if view.full:
         most = sorted(contexts.items(), key=lambda one: -one[1])
@@ -62,10 +62,10 @@ def use_of(view: View) -> Use:
         others = [f"{sum(count for _, count in most[3:])} of others"] if most[3:] else []
         full = Reason("full", f"the server is full: {', '.join([*whose, *others])}")
     table = {} if view.sent is None else view.sent[1].users
-    return Use(table, contexts, full)
+    return BoundUse(table, contexts, full)
 
 
-def bound(view: View, uid: int, line: Sequence[Held], use: Use) -> Reason | None:
+def bound(view: View, uid: int, line: Sequence[Held], use: BoundUse) -> Reason | None:
     """Return the reason for which the gate does not hand over the next connection of a user in the table."""
     user, mine = use.table.get(uid), [one for one in view.state.clients_of_user(uid) if one.counts]
     if user is not None and user.max_contexts is not None and use.contexts.get(uid, 0) >= (most := user.max_contexts):

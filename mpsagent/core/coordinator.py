@@ -123,7 +123,7 @@ class Core(Rules):
         self._at_rest = False
         for lease in self.state.leases:
             if now >= lease.until:
-                happened += self._reduce(inp.LeaseEnded(now, lease.number))
+                happened += self._reduce(inp.LeaseEndOrdered(now, lease.number))
         for _ in range(PASSES):
             before = self._memories()
             made, told = self._pass(now)

@@ -81,7 +81,7 @@ class GateSaid(NamedTuple, Generic[Message]):
         raise TypeError(f"{type(self.what).__name__} speaks of no process")
 
 
-class GateLost(NamedTuple):
+class LinkLost(NamedTuple):
     at: float
 
 
@@ -265,12 +265,12 @@ class RestartOrdered(NamedTuple):
     by: int
 
 
-class LeaseGiven(NamedTuple):
+class LeaseOrdered(NamedTuple):
     at: float
     lease: Lease
 
 
-class LeaseEnded(NamedTuple):
+class LeaseEndOrdered(NamedTuple):
     """``by`` None: its time is over."""
 
     at: float
@@ -321,7 +321,7 @@ class Of(NamedTuple):
 
 
 DaemonInput = DaemonOpened | DaemonClosed | Of
-GateInput = GateSaid[Any] | GateLost | ClientRemembered
+GateInput = GateSaid[Any] | LinkLost | ClientRemembered
 KernelInput = ProcessEnded | ControlRuns | ControlGone | ProcessesSeen | MemorySeen | Worked
 AnswerInput = ServerStatusSeen | ServersListed | ClientsListed | DaemonSilent
 PersonInput = (
@@ -333,8 +333,8 @@ PersonInput = (
     | DrainResumed
     | TurnExtended
     | RestartOrdered
-    | LeaseGiven
-    | LeaseEnded
+    | LeaseOrdered
+    | LeaseEndOrdered
     | Resumed
 )
 Input = Line | GateInput | KernelInput | AnswerInput | PersonInput | DaemonInput

@@ -100,7 +100,7 @@ def _gate_connected(state: State, event: inp.GateSaid[link.Hello], out: Out) -> 
     return replace(_nothing_held(state), gate=Gate(event.what.gate, event.at), clients=clients)
 
 
-def _gate_lost(state: State, event: inp.GateLost, out: Out) -> State:
+def _gate_lost(state: State, event: inp.LinkLost, out: Out) -> State:
     if state.gate is None:
         return state
     out.append(tr.GateLost(event.at))
@@ -579,9 +579,9 @@ def not_handed(state: State, admitted: frozenset[int]) -> State:
 
 
 OF_ALL = {
-    link.Hello, link.Synced, inp.GateLost, link.Knock, link.Left, link.Refused, link.Unconfirmed, link.Slowed,
+    link.Hello, link.Synced, inp.LinkLost, link.Knock, link.Left, link.Refused, link.Unconfirmed, link.Slowed,
     inp.ProcessesSeen, inp.MemorySeen, inp.Worked, inp.PolicyChanged, inp.DevicesFound, inp.PeopleKnown,
-    inp.DrainOrdered, inp.DrainResumed, inp.TurnExtended, inp.RestartOrdered, inp.LeaseGiven, inp.LeaseEnded,
+    inp.DrainOrdered, inp.DrainResumed, inp.TurnExtended, inp.RestartOrdered, inp.LeaseOrdered, inp.LeaseEndOrdered,
 }  # fmt: skip
 """What is about no single control daemon."""
 
@@ -593,7 +593,7 @@ def _unknown_to_gate(state: State, event: object) -> State:
 _EACH: dict[object, Callable[[State, Any], State]] = {
     **reduce_people.EACH,
     link.Hello: _unknown_to_gate,
-    inp.GateLost: _unknown_to_gate,
+    inp.LinkLost: _unknown_to_gate,
 }
 """What it changes in each control daemon."""
 
@@ -603,7 +603,7 @@ _RULES: dict[Any, Callable[[State, Any, Out], State]] = {
     **reduce_people.RULES,
     link.Hello: _gate_connected,
     link.Synced: _gate_synced,
-    inp.GateLost: _gate_lost,
+    inp.LinkLost: _gate_lost,
     link.Knock: _knocked,
     link.Known: _known,
     link.NoContext: _no_context,

@@ -29,14 +29,14 @@ def _extended(state: State, event: inp.TurnExtended, out: Out) -> State:
     return replace(state, extended={**kept, event.uid: event.until})
 
 
-def _lease_given(state: State, event: inp.LeaseGiven, out: Out) -> State:
+def _lease_given(state: State, event: inp.LeaseOrdered, out: Out) -> State:
     lease = event.lease
     pid = None if lease.process is None else lease.process[0]
     out.append(tr.LeaseGiven(event.at, lease.number, lease.by, lease.until, lease.uid, lease.cgroup, pid, lease.name))
     return replace(state, leases=(*state.leases, event.lease))
 
 
-def _lease_ended(state: State, event: inp.LeaseEnded, out: Out) -> State:
+def _lease_ended(state: State, event: inp.LeaseEndOrdered, out: Out) -> State:
     ended = next((one for one in state.leases if one.number == event.number), None)
     if ended is None:
         return state
@@ -68,8 +68,8 @@ RULES: dict[type, Callable[[State, Any, Out], State]] = {
     inp.DevicesFound: _devices,
     inp.PeopleKnown: _people,
     inp.TurnExtended: _extended,
-    inp.LeaseGiven: _lease_given,
-    inp.LeaseEnded: _lease_ended,
+    inp.LeaseOrdered: _lease_given,
+    inp.LeaseEndOrdered: _lease_ended,
 }
 
 EACH: dict[object, Callable[[State, Any], State]] = {

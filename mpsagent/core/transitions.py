@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import field, fields
 from typing import ClassVar
 
-from mpsagent.core.words import Told, Words
+from mpsagent.core.words import Described, Words
 from mpsagent.mps.limits import Limits
 from mpsagent.mps.units import limits_words
 from mpsagent.policy import apart
 from mpsagent.wire.value import OfKind
 
 
-class Transition(OfKind, Told):
+class Transition(OfKind, Described):
     """``daemon``: the user whose own control daemon it is about, None: that of all. ``frequent``: each start and exit
     of a program causes one."""
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from mpsagent.core import caps, pause_room
 from mpsagent.core.admission import NEXT, hold, holds
-from mpsagent.core.bounds import Use, bound, use_of
+from mpsagent.core.bounds import BoundUse, bound, use_of
 from mpsagent.core.full_server import kept_out
 from mpsagent.core.model import Held
 from mpsagent.core.rule import Reason
@@ -90,7 +90,7 @@ def _why_never(held: Held) -> Reason:
     return Reason("unknown", f"{text} report this with the driver's version")
 
 
-def _why(view: View, uid: int, line: Sequence[Held], everybody: Reason | None, use: Use, now: float) -> Reason:
+def _why(view: View, uid: int, line: Sequence[Held], everybody: Reason | None, use: BoundUse, now: float) -> Reason:
     if any(one.handing is not None for one in line):
         return Reason("handover", "is being handed over to MPS")
     own = hold(view, uid)

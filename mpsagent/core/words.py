@@ -77,7 +77,7 @@ class Words(string.Formatter):
 Sentence = Callable[[Words], str]
 
 
-class Told:
+class Described:
     """A value whose records are told as sentences. ``template``: see :class:`Words`; a class whose sentence has other
     parts for other values has a method of its own."""
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import IntEnum
 
-from mpsagent.gate.store import DaemonName, Store
+from mpsagent.gate.store import DaemonName, DescriptorStore
 from mpsagent.linux.channel import as_user, take
 from mpsagent.linux.descriptors import close_all
 from mpsagent.linux.peers import Credentials
@@ -46,7 +46,9 @@ Answer = tuple[bytes, list[int]]
 class Announcement:
     """The socket is its own. ``name`` is its place in the store until :meth:`close`."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, store: Store, sock: socket.socket, name: DaemonName) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, store: DescriptorStore, sock: socket.socket, name: DaemonName
+    ) -> None:
         self.sock = sock
         self.name = name
         self.open = True

@@ -19,7 +19,7 @@ from mpsagent.linux import proc
 from mpsagent.linux.channel import Channel
 from mpsagent.linux.peers import Credentials
 from mpsagent.mps.rendezvous import LONGEST_MESSAGE, answer_message, clean_command, exit_message, length_of
-from mpsagent.mps.session import Session
+from mpsagent.mps.session import FrontEndSession
 
 MOST_OF_A_USER = 16
 """Front-ends of one user at a time. The daemon itself takes one in all."""
@@ -260,7 +260,7 @@ class FrontEnd:
         self._channel.send(answer_message(f"mpsagent: {why}; this command has waited for {QUEUED:g} s"))
         self._end(1)
 
-    def _answered(self, session: Session | None, why: str) -> None:
+    def _answered(self, session: FrontEndSession | None, why: str) -> None:
         self._request = None
         if self._limit is not None:
             self._limit.cancel()

@@ -81,7 +81,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunSession:
     """Run a front-end session with these commands, after so many seconds; :meth:`HandOver.session` takes what came of
     it."""
 
@@ -107,7 +107,7 @@ class Give:
 
 
 @dataclass(frozen=True, slots=True)
-class Rescue:
+class StartRescue:
     """Finish the client's handshake with its server over the copy; :meth:`HandOver.rescued` hears of it. ``untouched``:
     the client never had the descriptor. ``acknowledged``: it says that it has met its server."""
 
@@ -128,7 +128,7 @@ class Abandon:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class LimitsDoubted:
     """These limits are not confirmed; the fail-safe ones follow."""
 
     wanted: Limits
@@ -136,7 +136,7 @@ class Doubt:
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class ClientPassed:
     """Over: the client has met its server. ``status``: what it says of that, 0 or a CUDA error (807 in FAULT), which
     proves nothing."""
 
@@ -146,7 +146,7 @@ class Passed:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class ClientFailed:
     """Over: not handed over. ``lost``: the client had its descriptor, and its handshake was finished for it.
     ``daemon``: the fault concerns every client, not this one. ``unconfirmed``: the daemon answers, and its limits are
     not those that were set. ``fault``: a server is in FAULT; a client that went there now would be lost. ``never``:
@@ -162,7 +162,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class ClientGone:
     """Over: the client left before it had anything."""
 
 
@@ -171,8 +171,8 @@ class Withdrawn:
     """Over: it is not admitted any more, and the daemon has not been told of it."""
 
 
-Outcome = Passed | Failed | Left | Withdrawn
-Action = Run | Connect | Announce | Give | Rescue | Acknowledge | Abandon | Doubt | Outcome
+Outcome = ClientPassed | ClientFailed | ClientGone | Withdrawn
+Action = RunSession | Connect | Announce | Give | StartRescue | Acknowledge | Abandon | LimitsDoubted | Outcome
 
 
 class HandOver:
@@ -214,7 +214,7 @@ class HandOver:
 
     def _session(self, pause: float = 0.0) -> Action:
         self._sessions += 1
-        return Run(
+        return RunSession(
             tuple(texts.commands(self.limits, self.plan.devices, self.servers, priority=self.plan.priority)), pause
         )
 
@@ -245,7 +245,7 @@ class HandOver:
         if self.fail_safe:
             why = f"neither the user's limits nor the fallback limits are confirmed: {doubt}"
             return self._fail(why, unconfirmed=not verdict.never, never=verdict.never)
-        actions: list[Action] = [Doubt(self.limits, doubt)]
+        actions: list[Action] = [LimitsDoubted(self.limits, doubt)]
         self.limits = self.plan.fail_safe
         self.fail_safe = True
         self._sessions = 0
@@ -311,11 +311,11 @@ class HandOver:
 
     def _question(self) -> Action:
         self._sessions += 1
-        return Run(tuple(texts.question(self.servers)))
+        return RunSession(tuple(texts.question(self.servers)))
 
     def _passed(self) -> list[Action]:
         self.stage = Stage.DONE
-        return [Passed(self.limits, self.fail_safe, self._status or 0)]
+        return [ClientPassed(self.limits, self.fail_safe, self._status or 0)]
 
     def client_closed(self) -> list[Action]:
         """Once the daemon has been told, the wait for its answer goes on: a client that leaves while it is in the
@@ -340,7 +340,7 @@ class HandOver:
 
     def _rescue(self) -> list[Action]:
         self.stage = Stage.RESCUE
-        return [Rescue(untouched=not self._given, acknowledged=self._status is not None)]
+        return [StartRescue(untouched=not self._given, acknowledged=self._status is not None)]
 
     def rescued(self, why: str | None) -> list[Action]:
         """The server has been answered in the client's place; or ``why`` that is not certain."""
@@ -381,8 +381,8 @@ class HandOver:
 
     def _fail(self, why: str, **kind: bool) -> list[Action]:
         stage, self.stage = self.stage, Stage.DONE
-        return [Failed(stage, why, **kind)]
+        return [ClientFailed(stage, why, **kind)]
 
     def _left(self) -> list[Action]:
         self.stage = Stage.DONE
-        return [Left()]
+        return [ClientGone()]

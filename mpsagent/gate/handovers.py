@@ -24,8 +24,8 @@ from mpsagent.gate.orphans import Orphans
 from mpsagent.gate.places import LIST
 from mpsagent.gate.processes import KnownProcesses
 from mpsagent.gate.queue import Held, Process, Queue
-from mpsagent.gate.refusal import Refusal
-from mpsagent.gate.store import DaemonName, Store
+from mpsagent.gate.refusal import RefusalHandshake
+from mpsagent.gate.store import DaemonName, DescriptorStore
 from mpsagent.linux import proc
 from mpsagent.linux.backoff import Backoff
 from mpsagent.linux.channel import hung_up
@@ -34,7 +34,7 @@ from mpsagent.linux.dialogue import connect
 from mpsagent.linux.peers import Credentials
 from mpsagent.mps.limits import Limits
 from mpsagent.mps.rendezvous import ACKNOWLEDGED, CONTROL, HELLO, SERVER_NOT_READY
-from mpsagent.mps.session import How, Session
+from mpsagent.mps.session import FrontEndSession, How
 from mpsagent.wire import link
 from mpsagent.wire.link import Admissions
 
@@ -81,14 +81,14 @@ class Instance:
     directory: InitVar[Path]
     _holding: Holding
     _processes: KnownProcesses
-    store: Store
+    store: DescriptorStore
     patience: handover.Patience
     _ear: Callable[[link.FromGate], None]
     _greeted: Callable[[], None]
 
     def __post_init__(self, directory: Path) -> None:
         self.admissions = Admissions(instance=self.name)
-        self.current: Handing | None = None
+        self.current: HandoverDriver | None = None
         self.greeting: link.HandshakeSeen | None = None
         self.lane = Lane(self._holding.loop, directory, self.begin, self._greets)
         self._unapplied: int | None = None
@@ -96,7 +96,7 @@ class Instance:
         self.orphans = Orphans(self._holding.loop)
         self._late: dict[Connection, None] = {}
         """Clients that have their descriptor from an earlier gate, whose connections to the daemon are lost."""
-        self._refusals: dict[int, Refusal] = {}
+        self._refusals: dict[int, RefusalHandshake] = {}
         """One at a time of each user."""
         self._cut: deque[tuple[Connection, Announcement]] = deque()
         """Hand-overs that an earlier gate had begun."""
@@ -242,7 +242,7 @@ class Instance:
     def _ask_for_contexts(self) -> None:
         """MPS's own list says which contexts have ended; who waits for a place is looked after again soon."""
 
-        def answered(session: Session | None, _why: str) -> None:
+        def answered(session: FrontEndSession | None, _why: str) -> None:
             done = session is not None and session.how is How.DONE
             now = self.lane.loop.time()
             self._queue.places(self.name).listed(session.answers if session is not None and done else None, asked)
@@ -261,7 +261,7 @@ class Instance:
         if connection is None or user is None or held.uid in self._refusals:
             return
         try:
-            self._refusals[held.uid] = Refusal(self.lane.loop, connection)
+            self._refusals[held.uid] = RefusalHandshake(self.lane.loop, connection)
         except OSError:  # of ours: it is held on; or it has gone, which its socket says
             return
         self._holding.release(connection)
@@ -275,10 +275,10 @@ class Instance:
         self._holding.close(connection)
         self.lane.loop.call_soon(self.lane.pump)
 
-    def _handing(self, connection: Connection, machine: HandOver) -> Handing:
+    def _handing(self, connection: Connection, machine: HandOver) -> HandoverDriver:
         self.lane.handing = True
         self.lane.open_to_questions = False
-        self.current = Handing(self, connection, machine)
+        self.current = HandoverDriver(self, connection, machine)
         self._tell(link.Handing(connection.number, connection.peer.pid, connection.peer.uid, time.monotonic()))
         return self.current
 
@@ -286,18 +286,18 @@ class Instance:
         """Return whether it is handed over with its own limits instead of its user's limits."""
         return self._queue.is_own(connection.process)
 
-    def passing(self, handing: Handing) -> bool:
+    def passing(self, handing: HandoverDriver) -> bool:
         """The descriptor is about to go out; whether the client's process lives, and the server that it started on."""
         if self._lost_start(handing.connection.process):
             return False
         return self._processes.prepare(handing.connection, handing.limits, self.name)
 
-    def doubt(self, handing: Handing, what: handover.Doubt) -> None:
+    def doubt(self, handing: HandoverDriver, what: handover.LimitsDoubted) -> None:
         self._tell(link.Unconfirmed(handing.connection.peer.uid, what.wanted, what.why))
 
-    def over(self, handing: Handing, outcome: handover.Outcome, *, sure: bool = False) -> None:
-        lives = self._processes.lives(handing.connection) if isinstance(outcome, handover.Failed) else False
-        if isinstance(outcome, handover.Failed) and outcome.lost and lives and not sure:
+    def over(self, handing: HandoverDriver, outcome: handover.Outcome, *, sure: bool = False) -> None:
+        lives = self._processes.lives(handing.connection) if isinstance(outcome, handover.ClientFailed) else False
+        if isinstance(outcome, handover.ClientFailed) and outcome.lost and lives and not sure:
             # a process that is killed hangs up a moment before it has ended
             self.lane.loop.call_later(DYING, lambda: self.over(handing, outcome, sure=True))
             return
@@ -307,15 +307,15 @@ class Instance:
         self._queue.free(connection.number)
         plan = handing.machine.plan
         if plan.set_limits and plan.priority:
-            self._normal = isinstance(outcome, handover.Passed) and not outcome.limits.below_normal
+            self._normal = isinstance(outcome, handover.ClientPassed) and not outcome.limits.below_normal
         match outcome:
-            case handover.Passed():
+            case handover.ClientPassed():
                 if self._lifting:
                     self._limited = self.admissions.set_limits
                 self._passed(handing, outcome)
-            case handover.Failed():
+            case handover.ClientFailed():
                 self._failed(handing, outcome, lives=lives)
-            case handover.Left():
+            case handover.ClientGone():
                 self._processes.not_passed(connection)
                 self._holding.left(connection)
             case handover.Withdrawn():
@@ -327,7 +327,7 @@ class Instance:
         self._go_on()
         self.lane.loop.call_soon(self.lane.pump)
 
-    def _passed(self, handing: Handing, outcome: handover.Passed, *, acknowledged: bool = True) -> None:
+    def _passed(self, handing: HandoverDriver, outcome: handover.ClientPassed, *, acknowledged: bool = True) -> None:
         connection, who = handing.connection, handing.connection.peer
         now = self.lane.loop.time()
         if outcome.status == SERVER_NOT_READY:  # the client said so, and it holds up no other client (recording 12, H3)
@@ -358,7 +358,7 @@ class Instance:
             )
         )
 
-    def _failed(self, handing: Handing, outcome: handover.Failed, *, lives: bool) -> None:
+    def _failed(self, handing: HandoverDriver, outcome: handover.ClientFailed, *, lives: bool) -> None:
         connection, who = handing.connection, handing.connection.peer
         now = self.lane.loop.time()
         if outcome.lost:
@@ -366,7 +366,7 @@ class Instance:
         if outcome.lost and lives:
             # It had its descriptor: whatever it has done with it, it counts until it ends or is released.
             self._passed(
-                handing, handover.Passed(handing.machine.limits, handing.machine.fail_safe), acknowledged=False
+                handing, handover.ClientPassed(handing.machine.limits, handing.machine.fail_safe), acknowledged=False
             )
             self._tell(link.Failed(connection.number, who.pid, who.uid, outcome.why, outcome.stage.value, lost=True))
             return
@@ -511,7 +511,7 @@ class Instance:
         self._holding.close(connection)
 
 
-class Handing:
+class HandoverDriver:
     """Carries out one hand-over: the machine's actions on the sockets of client and daemon, and its deadlines. Its
     instance hears once what came of it, and the client's socket is the instance's again."""
 
@@ -607,7 +607,7 @@ class Handing:
 
     def _act(self, action: handover.Action) -> None:
         match action:
-            case handover.Run(commands, pause):
+            case handover.RunSession(commands, pause):
                 self._retry = self._lane.loop.call_later(pause, self._start_session, commands)
             case handover.Connect():
                 self._connect()
@@ -615,7 +615,7 @@ class Handing:
                 self._announce()
             case handover.Give(data):
                 self._give(data)
-            case handover.Rescue():
+            case handover.StartRescue():
                 self._rescue(action)
             case handover.Acknowledge(data):
                 if self._daemon is not None:
@@ -624,7 +624,7 @@ class Handing:
                 if self._daemon is not None:
                     self._instance.orphans.add(self._daemon)
                     self._daemon = None
-            case handover.Doubt():
+            case handover.LimitsDoubted():
                 self._instance.doubt(self, action)
             case _:
                 self._finish(action)
@@ -632,7 +632,7 @@ class Handing:
     def _start_session(self, commands: Sequence[str]) -> None:
         self._run = Run(self._lane, commands, OURSELVES, self._instance.patience.limits, self._session)
 
-    def _session(self, session: Session | None, why: str) -> None:
+    def _session(self, session: FrontEndSession | None, why: str) -> None:
         self._run = None
         if session is not None and session.how is not How.DONE:
             session, why = None, "the control daemon ended in the middle of a front-end session"
@@ -711,7 +711,7 @@ class Handing:
         else:
             self._do(self.machine.undeliverable())
 
-    def _rescue(self, how: handover.Rescue) -> None:
+    def _rescue(self, how: handover.StartRescue) -> None:
         if not self._descriptors:  # the daemon has ended, and its servers with it
             self._do(self.machine.rescued("its control daemon has ended, and its server with it"))
             return

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.handshake import Mark
 from mpsagent.gate.queue import Queue
-from mpsagent.gate.store import Store
+from mpsagent.gate.store import DescriptorStore
 from mpsagent.linux import peers, proc
 from mpsagent.linux.channel import take
 from mpsagent.linux.sent_descriptors import let_go, look_first
@@ -34,7 +34,7 @@ class Holding:
 
     loop: asyncio.AbstractEventLoop
     queue: Queue
-    _store: Store
+    _store: DescriptorStore
     _tell: Tell
     _special: Callable[[Connection, bytes], bool]
     _place: Callable[[Connection], tuple[str | None, str | None]]

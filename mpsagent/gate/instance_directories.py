@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.keeper import public_sockets
-from mpsagent.gate.store import Store
+from mpsagent.gate.store import DescriptorStore
 from mpsagent.wire.codec import instance_name
 
 DIRECTORY = "mps"
@@ -43,7 +43,7 @@ class OwnDirectories:
     in whose directory it came; that is what the agent says, or what an earlier gate has left."""
 
     _root: Path
-    _store: Store
+    _store: DescriptorStore
     _listen: Callable[[str, int], None]
     _say: Callable[[str], None]
     _said: str = field(default="", init=False)

@@ -16,7 +16,7 @@ from mpsagent.linux.channel import Channel
 from mpsagent.linux.dialogue import Dialogue, connect
 from mpsagent.linux.peers import Credentials
 from mpsagent.mps.rendezvous import CONTROL, HELLO, LONGEST_MESSAGE, PRIVILEGED
-from mpsagent.mps.session import How, Session
+from mpsagent.mps.session import FrontEndSession, How
 
 FIRST_PAUSE = 0.002
 LONGEST_PAUSE = 0.05
@@ -34,11 +34,11 @@ class Run:
     _commands: Sequence[str]
     _asker: Credentials
     patience: InitVar[float]
-    _done: Callable[[Session | None, str], None]
+    _done: Callable[[FrontEndSession | None, str], None]
     turned_away: bool = field(default=False, init=False)
 
     def __post_init__(self, patience: float) -> None:
-        self._dialogue: Dialogue[Session] | None = None
+        self._dialogue: Dialogue[FrontEndSession] | None = None
         self._pauses, self._why = Backoff(FIRST_PAUSE, LONGEST_PAUSE), "the control daemon does not answer"
         self._limit = self._lane.loop.call_later(patience, self._expire)
         self._again = self._lane.loop.call_later(0, self._try)
@@ -53,7 +53,7 @@ class Run:
         lane = self._lane
         self.turned_away = False
         try:
-            session, asker = Session(self._commands), self._asker
+            session, asker = FrontEndSession(self._commands), self._asker
             # The daemon accepts its owner's settings at the privileged socket only (550), and other users not there.
             sock = connect(lane.directory, PRIVILEGED if asker.uid in (0, os.geteuid()) else CONTROL)
             self._dialogue = Dialogue(
@@ -64,7 +64,7 @@ class Run:
         except OSError as error:
             self._finish(None, f"the control daemon cannot be reached: {error.strerror}")
 
-    def _end(self, session: Session) -> None:
+    def _end(self, session: FrontEndSession) -> None:
         how = session.how
         self.turned_away = how is How.TURNED_AWAY
         if self.turned_away and not self._commands[0].startswith("quit"):
@@ -81,7 +81,7 @@ class Run:
     def _expire(self) -> None:
         self._finish(None, f"{self._why}, for too long")
 
-    def _finish(self, session: Session | None, why: str) -> None:
+    def _finish(self, session: FrontEndSession | None, why: str) -> None:
         self.cancel()
         self._done(session, why)
 
@@ -95,7 +95,7 @@ class Request:
     command: str
     sets: bool
     patience: float
-    done: Callable[[Session | None, str], None]
+    done: Callable[[FrontEndSession | None, str], None]
     run: Run | None = field(default=None)
 
 
@@ -252,7 +252,7 @@ class Lane:
         )
         return True
 
-    def _answered(self, request: Request, session: Session | None, why: str) -> None:
+    def _answered(self, request: Request, session: FrontEndSession | None, why: str) -> None:
         self._running = None
         self.loop.call_soon(self.pump)
         request.done(session, why)

@@ -27,7 +27,7 @@ from mpsagent.gate.processes import KnownProcesses
 from mpsagent.gate.public import PublicSockets
 from mpsagent.gate.queue import KnownProcess, Process, Queue
 from mpsagent.gate.relays import Relays
-from mpsagent.gate.store import ConnectionName, DaemonName, KnownName, Store, parse_name
+from mpsagent.gate.store import ConnectionName, DaemonName, DescriptorStore, KnownName, parse_name
 from mpsagent.linux import proc
 from mpsagent.linux.peers import Credentials
 from mpsagent.mps.rendezvous import PRIVILEGED
@@ -68,7 +68,7 @@ class Gate:
         self._kept: Sequence[str] | None = None
         """The instances that the agent has; None: it has not said."""
         self._watchdog = "WATCHDOG_USEC" in os.environ
-        self._store = Store(loop)
+        self._store = DescriptorStore(loop)
         self._queue = Queue()
         self._processes = KnownProcesses(loop, self._queue, self._store, self._process_ended, self._gave_up)
         self._holding = Holding(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.places import KEPT
 from mpsagent.gate.queue import KnownProcess, Process, Queue
-from mpsagent.gate.store import KnownName, Store
+from mpsagent.gate.store import DescriptorStore, KnownName
 from mpsagent.linux import peers, proc
 from mpsagent.mps.limits import Limits
 from mpsagent.wire.link import Found
@@ -35,7 +35,7 @@ class KnownProcesses:
 
     _loop: asyncio.AbstractEventLoop
     _queue: Queue
-    _store: Store
+    _store: DescriptorStore
     _ended: Callable[[Process], None]
     _gave_up: Callable[[KnownProcess], None]
     _watched: dict[Process, _Watched] = field(default_factory=dict, init=False)

@@ -13,7 +13,7 @@ from mpsagent.gate.connection import NEVER, Connection, Numbers, accepted
 from mpsagent.gate.counts import Counts
 from mpsagent.gate.handshake import Mark
 from mpsagent.gate.pacing import Account, Rates
-from mpsagent.gate.store import Store
+from mpsagent.gate.store import DescriptorStore
 from mpsagent.linux.channel import take
 from mpsagent.linux.descriptors import SO_PASSCRED
 from mpsagent.linux.sent_descriptors import accept_descriptors, let_go, look_first, no_room
@@ -43,7 +43,7 @@ class PublicSockets:
     its greeting and says True when it takes it."""
 
     _loop: asyncio.AbstractEventLoop
-    _store: Store
+    _store: DescriptorStore
     _client: Callable[[Connection], None]
     _front_end: Callable[[Connection], None]
     _relay: Callable[[Connection], bool]

@@ -23,7 +23,7 @@ SAYINGS = 3
 """What a client says to its server: credentials, which context, on which device."""
 
 
-class Refusal:
+class RefusalHandshake:
     """Begins at once; the client's last word comes at ``connection``. Raises OSError: it has been told nothing."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, connection: Connection) -> None:

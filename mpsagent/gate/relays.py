@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.lane import Lane
-from mpsagent.gate.store import Store
+from mpsagent.gate.store import DescriptorStore
 from mpsagent.linux.channel import Channel, as_user
 from mpsagent.linux.descriptors import Ancillary, close_all, with_descriptors
 from mpsagent.linux.dialogue import connect
@@ -81,7 +81,7 @@ class Relays:
 
     _loop: asyncio.AbstractEventLoop
     _lane_of: Callable[[Connection], Lane]
-    _store: Store
+    _store: DescriptorStore
     _greet: Callable[[Connection], None]
     _open: int = field(default=0, init=False)
     _waiting: dict[Connection, None] = field(default_factory=dict, init=False)

@@ -160,7 +160,7 @@ def _long(text: str) -> int:
     return number
 
 
-class Store:
+class DescriptorStore:
     """Tells the service manager. Nothing here blocks or raises; without one, nothing is kept."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, address: str | None = None) -> None:

@@ -36,7 +36,7 @@ class How(StrEnum):
 
 
 @dataclass
-class Session:
+class FrontEndSession:
     """``commands`` are sent at once, with the end mark, because a silent connection blocks the daemon.
 
     ``greeting`` is what the daemon said first, ``status`` its exit status at the end. Raises ValueError for a text that

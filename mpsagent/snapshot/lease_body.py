@@ -26,7 +26,7 @@ UNTIL = 'a time like "2026-11-22T18:00:00Z", or a span from now like "2h", at mo
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LeaseAsked:
     """A requested lease: its user, cgroup or process, its ``share``, and its end after ``seconds`` or at ``until``."""
 
     uid: int | None = None
@@ -38,7 +38,7 @@ class Asked:
     name: str | None = None
 
 
-def asked(body: Json, now: float) -> Asked:
+def asked(body: Json, now: float) -> LeaseAsked:
     """Return the lease that a body requests. ``now`` and ``until`` are of the wall clock. Raises Problem(400)."""
     uid, cgroup, pid = body.get("uid"), body.get("cgroup"), body.get("pid")
     if uid is None and cgroup is None and pid is None:
@@ -67,7 +67,7 @@ def asked(body: Json, now: float) -> Asked:
         raise Problem(
             400, f"{job[:40]!r} is not a name of a job", "name", "at most 100 letters, digits and . _ : / @ -"
         )
-    return Asked(uid, cgroup, pid, share, name=job, **_until(str(body.get("until", "")), now))
+    return LeaseAsked(uid, cgroup, pid, share, name=job, **_until(str(body.get("until", "")), now))
 
 
 def _until(text: str, now: float) -> Any:

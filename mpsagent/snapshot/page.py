@@ -28,7 +28,7 @@ HAS, SHOWS, LOOK = b"h", b"s", b"l"
 """Messages of the api, each with a number: it has the records up to this one, it shows this page, poll the GPUs."""
 
 
-class Instance(NamedTuple):
+class InstancePage(NamedTuple):
     """An instance of MPS.
 
     ``checked``: for each server, True if it started with its first client's limits. ``memory``: bytes for each pid.
@@ -57,7 +57,7 @@ class Page(NamedTuple):
     started: float
     offset: float
     moved: float
-    instances: Sequence[Instance]
+    instances: Sequence[InstancePage]
     conditions: Sequence[Condition]
     policy: Policy
     policy_loaded: float | None

@@ -55,7 +55,7 @@ class ProblemKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ControlProblem:
     """Why there is no control daemon to work with; ``commands`` clean up, for a person to run."""
 
     kind: ProblemKind
@@ -76,12 +76,12 @@ class ControlSupervisor(ABC):
     @abstractmethod
     async def start(
         self, environment: Mapping[str, str], threads: float, *, multiuser: bool = False
-    ) -> Running | Problem:
+    ) -> Running | ControlProblem:
         """Starts a daemon in the hidden directory. ``threads``: the fail-safe percentage, in force from its first
         moment; ``multiuser``: one server for all users."""
 
     @abstractmethod
-    async def adopt(self) -> Running | Problem:
+    async def adopt(self) -> Running | ControlProblem:
         """Takes over our own daemon, which runs already."""
 
     async def forget(self) -> None:  # noqa: B027
@@ -119,7 +119,7 @@ def daemon_environment(hidden: str, threads: float) -> dict[str, str]:
     return {"CUDA_MPS_PIPE_DIRECTORY": hidden, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percent_text(threads)}
 
 
-def installed(program: str, environment: Mapping[str, str]) -> str | Problem:
+def installed(program: str, environment: Mapping[str, str]) -> str | ControlProblem:
     """The path of NVIDIA's program, or that it is not installed."""
     path = find_program(program, environment)
     if path is not None:
@@ -132,17 +132,17 @@ def installed(program: str, environment: Mapping[str, str]) -> str | Problem:
             f"{program} is not installed (looked in {looked}); install MPS (Debian: apt install nvidia-cuda-mps; "
             f"elsewhere it comes with the driver), or set control_daemon_path in [instance.NAME]"
         )
-    return Problem(ProblemKind.MISSING, text)
+    return ControlProblem(ProblemKind.MISSING, text)
 
 
-def start_failure(path: str, code: int | None, said: str, multiuser: bool) -> Problem:
+def start_failure(path: str, code: int | None, said: str, multiuser: bool) -> ControlProblem:
     """What an exit status other than 0 of ``nvidia-cuda-mps-control -d`` means. ``said``: its output, in one line."""
     name = Path(path).name
     if code == NO_LIBCUDA:
         text = f"{name} ended with status 244: it cannot load libcuda.so.1. Is the NVIDIA driver installed, and does "
         text += "ldconfig -p list that library?"
-        return Problem(ProblemKind.FAILED, text, ("nvidia-smi", "ldconfig"))
+        return ControlProblem(ProblemKind.FAILED, text, ("nvidia-smi", "ldconfig"))
     if multiuser and code == 1 and NO_DAEMON_TEXT in said:
         # Drivers 470, 535 and 550 take an unknown option for a call of the front-end.
-        return Problem(ProblemKind.UNSUPPORTED, f"{name} of this driver does not know {MULTIUSER}")
-    return Problem(ProblemKind.FAILED, f"{path} -d ended with status {code}: {said or 'no message'}")
+        return ControlProblem(ProblemKind.UNSUPPORTED, f"{name} of this driver does not know {MULTIUSER}")
+    return ControlProblem(ProblemKind.FAILED, f"{path} -d ended with status {code}: {said or 'no message'}")

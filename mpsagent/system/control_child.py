@@ -13,8 +13,8 @@ from mpsagent.system.control import (
     MULTIUSER,
     PID_FILE,
     PROGRAM,
+    ControlProblem,
     ControlSupervisor,
-    Problem,
     ProblemKind,
     Running,
     daemon_environment,
@@ -44,10 +44,10 @@ class ControlChild(ControlSupervisor):
         *,
         multiuser: bool = False,
         deadline: float = START_DEADLINE,
-    ) -> Running | Problem:
+    ) -> Running | ControlProblem:
         """Starts a daemon. ``environment`` is all it gets, but for the pipe directory and ``threads``."""
         path = installed(self.program, environment)
-        if isinstance(path, Problem):
+        if isinstance(path, ControlProblem):
             return path
         try:  # of an earlier daemon; otherwise it might be taken for the new one's
             Path(self.pipe_directory, PID_FILE).unlink(missing_ok=True)  # noqa: ASYNC240
@@ -70,10 +70,10 @@ class ControlChild(ControlSupervisor):
             await asyncio.sleep(pause)
         return _failed(f"{path} -d ended well, but no control daemon was there a second later. {said}".rstrip())
 
-    async def adopt(self) -> Running | Problem:
+    async def adopt(self) -> Running | ControlProblem:
         found = await search(self.pipe_directory, self.program)
         return self.hold(found) if isinstance(found, Running) else found
 
 
-def _failed(text: str) -> Problem:
-    return Problem(ProblemKind.FAILED, text)
+def _failed(text: str) -> ControlProblem:
+    return ControlProblem(ProblemKind.FAILED, text)

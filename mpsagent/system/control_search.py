@@ -29,7 +29,7 @@ from mpsagent.system.control import (
     PID_FILE,
     PROGRAM,
     SERVER,
-    Problem,
+    ControlProblem,
     ProblemKind,
     Running,
 )
@@ -115,19 +115,19 @@ def read_pid_file(pipe_directory: str) -> int | None:
     return None
 
 
-async def prove(pid: int, pipe_directory: str, how: str, program: str = PROGRAM) -> Running | Problem:
+async def prove(pid: int, pipe_directory: str, how: str, program: str = PROGRAM) -> Running | ControlProblem:
     """What process ``pid`` is, with a deadline."""
     try:
         return await in_thread(_prove, pid, pipe_directory, how, program, deadline=PROOF_DEADLINE)
     except TimeoutError:
         text = f"process {pid}: /proc/{pid} could not be read within {PROOF_DEADLINE:g} s"
-        return Problem(ProblemKind.UNSAFE, text, (f"kill -KILL {pid}",))
+        return ControlProblem(ProblemKind.UNSAFE, text, (f"kill -KILL {pid}",))
 
 
-async def search(pipe_directory: str, program: str = PROGRAM, how: str | None = None) -> Running | Problem:
+async def search(pipe_directory: str, program: str = PROGRAM, how: str | None = None) -> Running | ControlProblem:
     """The control daemon of ``pipe_directory``: by its pid file, otherwise among all processes of the machine."""
     pid = read_pid_file(pipe_directory)
-    absent = Problem(ProblemKind.ABSENT, f"no control daemon runs on {pipe_directory}")
+    absent = ControlProblem(ProblemKind.ABSENT, f"no control daemon runs on {pipe_directory}")
     if pid is not None:
         found = await prove(pid, pipe_directory, how or "its pid file", program)
         if isinstance(found, Running) or found.kind is ProblemKind.UNSAFE:
@@ -182,7 +182,7 @@ def _foreign(public_directory: str, own: Collection[int], program: str) -> list[
     return sorted(found, key=lambda one: (not one.public, one.elsewhere, one.pid))[:MOST_FOREIGN]
 
 
-def _search(pipe_directory: str, how: str, program: str) -> Running | Problem | None:
+def _search(pipe_directory: str, how: str, program: str) -> Running | ControlProblem | None:
     problem = None
     for pid in psutil.pids():
         found = _prove(pid, pipe_directory, how, program)
@@ -193,13 +193,13 @@ def _search(pipe_directory: str, how: str, program: str) -> Running | Problem | 
     return problem
 
 
-def _prove(pid: int, pipe_directory: str, how: str, program: str) -> Running | Problem:
-    absent = Problem(ProblemKind.ABSENT, f"process {pid} is not the control daemon of {pipe_directory}")
+def _prove(pid: int, pipe_directory: str, how: str, program: str) -> Running | ControlProblem:
+    absent = ControlProblem(ProblemKind.ABSENT, f"process {pid} is not the control daemon of {pipe_directory}")
     if (uid := _owner(pid)) is None or (uid != os.geteuid() and not _owns_pid_file(uid, pipe_directory)):
         return absent
     if (daemon := _look(pid, Path(program).name, PROGRAM)) is None:
         return absent
-    verdict: Running | Problem = absent
+    verdict: Running | ControlProblem = absent
     try:
         verdict = _judge(daemon, pipe_directory, how) or absent
         if not daemon.process.alive:
@@ -231,14 +231,14 @@ def _is_daemon(pid: int | None, program: str) -> bool:
     return daemon is not None
 
 
-def _judge(daemon: _Daemon, pipe_directory: str, how: str) -> Running | Problem | None:
+def _judge(daemon: _Daemon, pipe_directory: str, how: str) -> Running | ControlProblem | None:
     process, environ = daemon.process, daemon.environ
     pid = process.pid
     if process.uid != os.geteuid():
         # Another user's daemon: its environment cannot tell us anything that we would trust.
         if _owns_pid_file(process.uid, pipe_directory):
             text = f"{pipe_directory} belongs to a control daemon of uid {process.uid} (process {pid})"
-            return Problem(ProblemKind.UNSAFE, text, (f"kill {pid}", f"rm -r {shlex.quote(pipe_directory)}"))
+            return ControlProblem(ProblemKind.UNSAFE, text, (f"kill {pid}", f"rm -r {shlex.quote(pipe_directory)}"))
         return None
     theirs = daemon.pipe_directory
     if environ is None or theirs is None or not daemon.options or not _same_directory(pid, theirs, pipe_directory):
@@ -251,7 +251,7 @@ def _judge(daemon: _Daemon, pipe_directory: str, how: str) -> Running | Problem 
             how = "runs in the foreground (-f): its logs go to its standard output, and without them it cannot be seen "
             how += "which client does what"
         stop = f"echo quit -t 30 | CUDA_MPS_PIPE_DIRECTORY={shlex.quote(pipe_directory)} {PROGRAM}"
-        return Problem(ProblemKind.UNSAFE, f"control daemon {pid} {how}", (stop,))
+        return ControlProblem(ProblemKind.UNSAFE, f"control daemon {pid} {how}", (stop,))
     return Running(
         process,
         pipe_directory=pipe_directory,

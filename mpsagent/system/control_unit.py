@@ -20,8 +20,8 @@ from mpsagent.mps.commands import NO_DAEMON_TEXT
 from mpsagent.system.control import (
     MULTIUSER,
     PROGRAM,
+    ControlProblem,
     ControlSupervisor,
-    Problem,
     ProblemKind,
     Running,
     daemon_environment,
@@ -119,10 +119,10 @@ class ControlUnit(ControlSupervisor):
         *,
         multiuser: bool = False,
         deadline: float = START_DEADLINE,
-    ) -> Running | Problem:
+    ) -> Running | ControlProblem:
         """Starts the unit with ``environment``, the hidden directory and ``threads`` in its environment file."""
         path = installed(self.program, os.environ)
-        if isinstance(path, Problem):
+        if isinstance(path, ControlProblem):
             return path
         unit = {"MPSAGENT_CONTROL": path, "MPSAGENT_CONTROL_OPTIONS": MULTIUSER if multiuser else ""}
         own = daemon_environment(self.pipe_directory, threads)
@@ -145,10 +145,12 @@ class ControlUnit(ControlSupervisor):
             return self.hold(found)
         if found.kind is ProblemKind.ABSENT and state.main_pid:
             text = f"{self.unit} runs already on another directory (process {state.main_pid}), of an older mpsagent?"
-            return Problem(ProblemKind.UNSAFE, f"{text} When its work is done:", (f"systemctl stop {self.unit}",))
+            return ControlProblem(
+                ProblemKind.UNSAFE, f"{text} When its work is done:", (f"systemctl stop {self.unit}",)
+            )
         return self._failed(f"{self.unit} runs, but its control daemon is not found: {found.text}")
 
-    async def adopt(self) -> Running | Problem:
+    async def adopt(self) -> Running | ControlProblem:
         """The unit's daemon, otherwise one that runs on the same hidden directory."""
         with suppress(Exception):  # systemd in difficulty: the process itself is proof enough
             state = await in_thread(self._systemd.state, self.unit, deadline=CALL_DEADLINE)
@@ -168,7 +170,7 @@ class ControlUnit(ControlSupervisor):
                     await asyncio.sleep(STEP)
             await in_thread(self._systemd.forget_failure, self.unit, deadline=CALL_DEADLINE)
 
-    async def _main_process(self, state: UnitState, how: str) -> Running | Problem:
+    async def _main_process(self, state: UnitState, how: str) -> Running | ControlProblem:
         """systemd guesses the main process; where it could not, the daemon is searched for."""
         if state.main_pid:
             found = await prove(state.main_pid, self.pipe_directory, how, self.program)
@@ -176,13 +178,13 @@ class ControlUnit(ControlSupervisor):
                 return found
         return await search(self.pipe_directory, self.program, how)
 
-    def _not_started(self, path: str, state: UnitState, multiuser: bool) -> Problem:
+    def _not_started(self, path: str, state: UnitState, multiuser: bool) -> ControlProblem:
         # The last words are in the journal. Status 1 with the option: drivers before 580 do not know it.
         unknown = multiuser and state.status == 1
         said = NO_DAEMON_TEXT if unknown else "its messages are in the journal"
         if state.result == "exit-code" and state.status:
             problem = start_failure(path, state.status, said, multiuser)
-            return Problem(problem.kind, f"{self.unit}: {problem.text}", (*problem.commands, *self._commands()))
+            return ControlProblem(problem.kind, f"{self.unit}: {problem.text}", (*problem.commands, *self._commands()))
         return self._failed(f"{self.unit} did not start: {state.active}, {state.result or state.load}")
 
     async def _settled(self) -> UnitState:
@@ -194,8 +196,8 @@ class ControlUnit(ControlSupervisor):
                 return state
             await asyncio.sleep(STEP)
 
-    def _failed(self, text: str) -> Problem:
-        return Problem(ProblemKind.FAILED, text, self._commands())
+    def _failed(self, text: str) -> ControlProblem:
+        return ControlProblem(ProblemKind.FAILED, text, self._commands())
 
     def _commands(self) -> tuple[str, str]:
         return f"systemctl status {self.unit}", f"journalctl -b -u {self.unit}"

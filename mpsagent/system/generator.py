@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from mpsagent.system.policy_files import read_policy
-from mpsagent.system.unit_places import Places, places
+from mpsagent.system.unit_places import UnitPlaces, places
 
 POLICY = "/etc/mpsagent/policy.toml"
 PREPARE = "/usr/lib/mpsagent/mpsagent-directories"
@@ -16,9 +16,9 @@ DROP_IN = "50-policy.conf"
 _HEAD = "# Written by mpsagent-generator from {policy}.\n"
 
 
-def drop_ins(where: Places, policy: str = POLICY) -> dict[str, str]:
+def drop_ins(where: UnitPlaces, policy: str = POLICY) -> dict[str, str]:
     """Unit to text of its drop-in; none for what is as the units have it."""
-    default, texts = Places(), {}
+    default, texts = UnitPlaces(), {}
     if where.public != default.public:
         prepare = f"ExecStartPre=\nExecStartPre={PREPARE} public {where.public}\n"
         for unit, name, more in (("", "control", prepare), ("-privileged", "control_privileged", "")):

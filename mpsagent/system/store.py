@@ -138,7 +138,7 @@ class Store:
             )
 
 
-class Part:
+class StorePart:
     """What one of several keeps in a store, under its own name."""
 
     def __init__(self, store: Store, name: str) -> None:

@@ -12,7 +12,7 @@ from mpsagent.policy.parse import SHARED
 RUN = "/run/mpsagent"
 
 
-class Places(NamedTuple):
+class UnitPlaces(NamedTuple):
     """What the units need to know of the policy: ``instance``, ``log`` and ``control`` are those of the first instance;
     ``logs`` the log directories of the others that are not below the default one."""
 
@@ -28,7 +28,7 @@ class Places(NamedTuple):
         return f"{RUN}/instances/{self.instance}/pipe"
 
 
-def places(texts: list[str]) -> Places:
+def places(texts: list[str]) -> UnitPlaces:
     """From the texts of the policy files, later ones over earlier ones. What is missing or unfit for a unit file has
     its default. Pure, never raises."""
     found: dict[str, Any] = {}
@@ -58,11 +58,11 @@ def places(texts: list[str]) -> Places:
         if log is not None:
             found["log"] = log
         elif each or len(sections) > 1:
-            found["log"] = f"{Places().log}/{found['instance']}"
+            found["log"] = f"{UnitPlaces().log}/{found['instance']}"
         program = values.get("control_daemon_path")
         if isinstance(program, str) and (_plain(program) or _name(program)):
             found["control"] = program
-    return Places(**found)
+    return UnitPlaces(**found)
 
 
 def _name(value: Any) -> bool:

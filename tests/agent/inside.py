@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from mpsagent.agent.host import Agent
 from mpsagent.agent.node import Node
 from mpsagent.agent.settings import Settings
-from mpsagent.system.control import Problem, ProblemKind
+from mpsagent.system.control import ControlProblem, ProblemKind
 from mpsagent.system.names import Names
 from mpsagent.system.store import Store
 
@@ -23,13 +23,13 @@ class NoDaemon:
     """A supervisor that finds and starts nothing. ``problem``: why not."""
 
     running = None
-    problem = Problem(ProblemKind.FAILED, "nothing is started here")
+    problem = ControlProblem(ProblemKind.FAILED, "nothing is started here")
 
-    async def start(self, environment: object, threads: float, *, multiuser: bool = False) -> Problem:
+    async def start(self, environment: object, threads: float, *, multiuser: bool = False) -> ControlProblem:
         return self.problem
 
-    async def adopt(self) -> Problem:
-        return Problem(ProblemKind.ABSENT, "nothing runs")
+    async def adopt(self) -> ControlProblem:
+        return ControlProblem(ProblemKind.ABSENT, "nothing runs")
 
     def kill(self) -> str:
         return "nothing runs"

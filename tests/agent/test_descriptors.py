@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.agent.clients import Clients
+from mpsagent.agent.clients import ClientProcesses
 from mpsagent.agent.conditions import FILES
 from mpsagent.gate.queue import MOST_HELD
 from mpsagent.linux.descriptors import KEPT
@@ -64,7 +64,7 @@ def test_there_are_enough_for_all_that_the_gate_may_hold() -> None:
 
 def test_a_process_with_a_thousand_connections_costs_one_pidfd(program: subprocess.Popen[bytes]) -> None:
     async def scenario() -> None:
-        clients, before = Clients(lambda *_: None), pidfds()
+        clients, before = ClientProcesses(lambda *_: None), pidfds()
         pid = program.pid
         for connection in range(1000):
             clients.came(knock(pid, connection), Process.open(pid))
@@ -93,7 +93,7 @@ def test_a_client_whose_pidfd_could_not_be_taken_has_not_ended(program: subproce
 
     async def scenario() -> None:
         ended: list[tuple[int, int, bool]] = []
-        clients, pid = Clients(lambda *found: ended.append(found)), program.pid
+        clients, pid = ClientProcesses(lambda *found: ended.append(found)), program.pid
         start = start_time(pid)
         with no_room():
             clients.came(knock(pid, 1), None)
@@ -115,7 +115,7 @@ def test_a_client_whose_pidfd_could_not_be_taken_has_not_ended(program: subproce
 def test_one_that_ends_before_there_is_room_again_is_recorded_as_ended(program: subprocess.Popen[bytes]) -> None:
     async def scenario() -> None:
         ended: list[tuple[int, int, bool]] = []
-        clients, pid = Clients(lambda *found: ended.append(found)), program.pid
+        clients, pid = ClientProcesses(lambda *found: ended.append(found)), program.pid
         start = start_time(pid)
         with no_room():
             assert clients.passed(1, pid, start)

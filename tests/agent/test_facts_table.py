@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from mpsagent.agent import saved
-from mpsagent.agent.clients import Clients
+from mpsagent.agent.clients import ClientProcesses
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.gate_side import GateSide
 from mpsagent.agent.people import People
@@ -109,7 +109,7 @@ class Side:
             inp.ControlRuns(now, SERVER - 1, mps.started, "/s", True), *mps.lines,
             *saved.leases(earlier, now),
         ])  # fmt: skip
-        self.clients = Clients(lambda pid, start, lives: self.gate.process_ended(pid, start, lives))
+        self.clients = ClientProcesses(lambda pid, start, lives: self.gate.process_ended(pid, start, lives))
         people = People(Names(), lambda: None)
         self.gate = GateSide(self.core, self.clock, self.clients, people, self.store, None, self.take)
         self.gate.take_up(earlier)
@@ -282,7 +282,7 @@ async def _work(rig: Rig, side: Side) -> tuple[tuple[int, int], Any]:
     await side.until(lambda: side.client(first.pid).connections == 2)
     now = side.clock.now()
     share = Share("lease 1", threads=Percent(20.0), job="slurm-7")
-    side.take([inp.LeaseGiven(now, Lease(1, share, now, now + 9e5, 0, A, name="slurm-7"))])
+    side.take([inp.LeaseOrdered(now, Lease(1, share, now, now + 9e5, 0, A, name="slurm-7"))])
     second = rig.client(A)
     await side.until(lambda: second.pid in side.core.state.clients and second.saw("served"))
     second.more()

@@ -22,7 +22,7 @@ from mpsagent.core.sessions import Sessions
 from mpsagent.mps.limits import Limits
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
-from mpsagent.system.store import Part, Store
+from mpsagent.system.store import Store, StorePart
 from mpsagent.wire import link
 from tests.core.said import knocked, known
 from tests.policies import in_turns
@@ -314,7 +314,9 @@ class Starts:
     def start(self, *names: str) -> dict[str, dict[str, Any]]:
         """Agents for these instances; what each of them finds."""
         single = len(names) == 1
-        agents = [SimpleNamespace(name=name, store=self.store if single else Part(self.store, name)) for name in names]
+        agents = [
+            SimpleNamespace(name=name, store=self.store if single else StorePart(self.store, name)) for name in names
+        ]
         node: Any = SimpleNamespace(single=single, agents=agents, store=self.store)
         node._leases = lambda everything: Node._leases(node, everything)
         everything = {key: self.store.get(key) for key in KEYS if self.store.get(key) is not None}

@@ -37,7 +37,7 @@ from mpsagent.mps.limits import Device
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.system import store
-from mpsagent.system.control import Problem, ProblemKind
+from mpsagent.system.control import ControlProblem, ProblemKind
 from mpsagent.system.names import Names
 from mpsagent.wire import link
 from tests.agent.inside import NoDaemon, node_of, play, records, topics
@@ -317,7 +317,7 @@ def test_a_program_that_is_not_installed_is_said_at_once(place: Path) -> None:
     """The most frequent mistake of a first installation; READY is not held up by it (see tests/daemon)."""
 
     class Missing(NoDaemon):
-        problem = Problem(ProblemKind.MISSING, "control is not installed", ("apt install nvidia-cuda-mps",))
+        problem = ControlProblem(ProblemKind.MISSING, "control is not installed", ("apt install nvidia-cuda-mps",))
 
     async def scenario(agent: Agent) -> str:
         await until(lambda: "control daemon" in topics(agent))
@@ -331,10 +331,10 @@ def test_a_driver_without_shared_servers_gets_servers_of_their_own(place: Path) 
     asked: list[bool] = []
 
     class Old(NoDaemon):
-        async def start(self, environment: object, threads: float, *, multiuser: bool = False) -> Problem:
+        async def start(self, environment: object, threads: float, *, multiuser: bool = False) -> ControlProblem:
             asked.append(multiuser)
             kind = ProblemKind.UNSUPPORTED if multiuser else ProblemKind.FAILED
-            return Problem(kind, "control of this driver does not know --multiuser-server")
+            return ControlProblem(kind, "control of this driver does not know --multiuser-server")
 
     async def scenario(agent: Agent) -> None:
         await until(lambda: "shared server" in topics(agent))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mpsagent.agent.clients import CPU_STEP, Clients
+from mpsagent.agent.clients import CPU_STEP, ClientProcesses
 from mpsagent.mps.work import Work
 from mpsagent.system.devices import simulated_work
 from tests.agent.stage import A, Agent, B, Stage
@@ -90,7 +90,10 @@ def test_an_agent_that_is_stopped_leaves_what_it_has_counted(stage: Stage) -> No
 
 def test_the_housekeeping_of_an_idle_interpreter_is_no_work() -> None:
     """A notebook that does nothing uses some milliseconds of CPU time: by these no client were ever idle."""
-    used, clients = iter([5.0, 5.005, 5.012, 5.012 + 2 * CPU_STEP, 5.06]), Clients(lambda pid, start, lives: None)
+    used, clients = (
+        iter([5.0, 5.005, 5.012, 5.012 + 2 * CPU_STEP, 5.06]),
+        ClientProcesses(lambda pid, start, lives: None),
+    )
     process = SimpleNamespace(pid=70, started=7, cpu_seconds=lambda: next(used), close=lambda: None)
     clients._clients[70] = process  # type: ignore[assignment]
     since = [clients.idle_since([70], now)[70] for now in (10.0, 20.0, 30.0, 40.0, 50.0)]

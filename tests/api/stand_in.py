@@ -38,7 +38,7 @@ from mpsagent.policy.identity import Identity
 from mpsagent.policy.shares import Lease, Share
 from mpsagent.snapshot import lease_body
 from mpsagent.snapshot.condition import Condition
-from mpsagent.snapshot.page import Instance, Page
+from mpsagent.snapshot.page import InstancePage, Page
 from mpsagent.snapshot.problem import Problem
 from tests.policies import in_turns
 
@@ -101,13 +101,13 @@ def nobody(uid: int) -> None:
     """No name is known."""
 
 
-def instance(view: View, now: float = 0.0, **more: Any) -> Instance:
+def instance(view: View, now: float = 0.0, **more: Any) -> InstancePage:
     """As the agent shows it."""
-    found = Instance("default", view, {}, True, {}, (), {}, waits.waiting(decided(view), now))
+    found = InstancePage("default", view, {}, True, {}, (), {}, waits.waiting(decided(view), now))
     return found._replace(**more)
 
 
-def page(*instances: Instance, **more: Any) -> Page:
+def page(*instances: InstancePage, **more: Any) -> Page:
     one = instances[0]
     policy = one.view.policy
     found = Page(1, 0.0, 0.0, 0.0, instances, (), policy, None, (), {}, {}, True, one.name, (), GpusSeen())

@@ -34,7 +34,7 @@ def order(served: Served, name: str, **body: Any) -> tuple[int, Any]:
     """As it goes over the agent's own socket."""
     try:
         return 200, client.order(str(served.path), name, body, 60)[0]
-    except client.Refused as refused:
+    except client.RequestRefused as refused:
         return refused.status, refused.error
 
 

@@ -63,7 +63,7 @@ def test_over_the_socket() -> None:
         (listed,) = client.ask(str(served.path), "/v1/leases")[0]["leases"]
         assert (listed["id"], listed["uid"], listed["clients"]) == (1, OTHER, [])
         for name, wrong, status in (("delete-lease", {"number": 7}, 404), ("lease", {"uid": "x"}, 400)):
-            with pytest.raises(client.Refused) as refused:
+            with pytest.raises(client.RequestRefused) as refused:
                 client.order(str(served.path), name, wrong)
             assert refused.value.status == status
         assert client.order(str(served.path), "delete-lease", {"number": 1})[0] == {"ended": 1}
@@ -72,10 +72,10 @@ def test_over_the_socket() -> None:
 def test_an_old_key_of_an_order_has_its_new_name() -> None:
     """An order with "threads" said only which keys are known."""
     with serve() as served:
-        with pytest.raises(client.Refused) as refused:
+        with pytest.raises(client.RequestRefused) as refused:
             client.order(str(served.path), "lease", {"uid": OTHER, "threads": 30, "until": "10m"})
         assert refused.value.error["hint"] == 'it is called "active_threads" now'
-        with pytest.raises(client.Refused) as refused:
+        with pytest.raises(client.RequestRefused) as refused:
             client.order(str(served.path), "lease", {"uid": OTHER, "until": "10m"})
         assert refused.value.error["detail"] == "the lease has no limits"
 

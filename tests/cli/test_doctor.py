@@ -16,7 +16,7 @@ import pytest
 from mpsagent.api import views
 from mpsagent.cli import doctor
 from mpsagent.snapshot.condition import Condition
-from mpsagent.system.control import Problem, installed
+from mpsagent.system.control import ControlProblem, installed
 from tests.api.stand_in import START, Served, StandIn, serve
 from tests.cli.program import run
 from tests.never_comes import process_that_cannot_be_read
@@ -62,7 +62,7 @@ def test_a_program_that_was_installed_after_the_agent_had_looked_is_not_said_to_
         (tmp_path / name).touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     found = installed("nvidia-cuda-mps-control", {"PATH": "/nowhere"})
-    assert isinstance(found, Problem)
+    assert isinstance(found, ControlProblem)
     served.backend.conditions = (Condition(found.text, START, "install it"),)
     seen = doctor._ask(str(served.path))
     (one,) = [one for one in doctor._agent(str(served.path), seen) if "nvidia-cuda-mps-control" in one.what]

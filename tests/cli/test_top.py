@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from mpsagent.cli import ask, top_page, top_screen
-from mpsagent.cli.top_page import View, page
+from mpsagent.cli.top_page import TopView, page
 from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Client
 from mpsagent.mps.limits import Limits
@@ -211,7 +211,7 @@ def test_into_a_pipe_it_is_one_page(served: Served) -> None:
 
 def test_the_keys_stay_when_an_end_was_refused(served: Served) -> None:
     """The line of keys was gone until escape."""
-    backend, view = served.backend, View()
+    backend, view = served.backend, TopView()
     view.message = "not ended: uid 20002 may not end client 1"
     from datetime import UTC, datetime
 
@@ -231,7 +231,7 @@ def test_the_page_never_exceeds_the_terminal(served: Served) -> None:
 
     now = datetime(2026, 11, 22, tzinfo=UTC)
     for users in (False, True):
-        view = View()
+        view = TopView()
         view.users = users
         view.message = "refused" * users
         for column in range(len(view.columns)):
@@ -260,7 +260,7 @@ def test_the_command_is_the_program_and_not_its_interpreter(words: str, shown: s
 def test_at_80_columns_nothing_that_matters_is_cut(served: Served) -> None:
     """The end of the question before a kill was, and until when, and why."""
     now = datetime(2026, 11, 21, 12, tzinfo=UTC)
-    view = View()
+    view = TopView()
     lines = [one.text for one in page(served.backend.status(), list(served.backend.clients()), view, now, 80, 24)]
     text = " ".join(" ".join(lines).split())
     assert "until 00:31:10 at the latest, then its clients are ended" in text.replace("2026-11-21 ", "")
@@ -276,7 +276,7 @@ def test_at_80_columns_nothing_that_matters_is_cut(served: Served) -> None:
 
 def test_the_filter_looks_into_the_columns_that_it_names(served: Served) -> None:
     """In the users' view bob stayed for "ali", because he waits for alice."""
-    view = View()
+    view = TopView()
     view.users, view.filter = True, "ali"
     found = top_page.rows(served.backend.status(), list(served.backend.clients()), view)
     assert [one["user"] for one in found] == ["alice"]
@@ -289,7 +289,7 @@ def test_users_who_work_at_once_are_named(served: Served) -> None:
     status |= {"turn": None, "users": users, "clients_by_uid": {"1001": 3, "1002": 1, "0": 1}}
 
     def in_use() -> str:
-        lines = page(status, [], View(), datetime(2026, 11, 21, 12, tzinfo=UTC), 80, 24)
+        lines = page(status, [], TopView(), datetime(2026, 11, 21, 12, tzinfo=UTC), 80, 24)
         return next(one.text for one in lines if one.text.startswith("in use"))
 
     assert in_use() == "in use  by alice, bob and root"

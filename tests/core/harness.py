@@ -190,7 +190,7 @@ class Stage:
     def cut_link(self) -> None:
         if self.link and self.core is not None:
             self.link = 0
-            self.feed(inp.GateLost(self.now))
+            self.feed(inp.LinkLost(self.now))
 
     def feed(self, *events: inp.Input | act.Done) -> None:
         if self.core is None:

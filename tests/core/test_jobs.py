@@ -240,7 +240,7 @@ def test_a_gate_and_an_agent_that_begin_anew_know_whose_the_processes_are() -> N
     def lease(number: int) -> None:
         share = Share(f"lease {number}", total_threads=Percent(20.0), job="slurm-17")
         whole = Lease(number, share, stage.now, stage.now + 1000, 0, cgroup="/slurm/job_17", name="slurm-17")
-        stage.feed(inp.LeaseEnded(stage.now, number - 1, 0), inp.LeaseGiven(stage.now, whole))
+        stage.feed(inp.LeaseEndOrdered(stage.now, number - 1, 0), inp.LeaseOrdered(stage.now, whole))
 
     lease(1)
     crowd = [stage.client(ALICE, cgroup="/slurm/job_17") for _ in range(4)]
@@ -267,7 +267,7 @@ def test_a_job_that_is_given_again_has_nothing_of_the_one_before_that_it_does_no
     for number, uid, cgroup in ((1, ALICE, "/slurm/job_17"), (2, BOB, "/slurm/again_17")):
         share = Share(f"lease {number}", total_threads=Percent(10.0), job="slurm-17")
         lease = Lease(number, share, stage.now, stage.now + 1000, 0, uid, cgroup, name="slurm-17")
-        stage.feed(inp.LeaseEnded(stage.now, number - 1, 0), inp.LeaseGiven(stage.now, lease))
+        stage.feed(inp.LeaseEndOrdered(stage.now, number - 1, 0), inp.LeaseOrdered(stage.now, lease))
         crowd = [stage.client(uid, cgroup=cgroup) for _ in range(2)]
         stage.run(1)
         assert [stage.working(one) for one in crowd] == [True, False]

@@ -36,7 +36,7 @@ def started() -> Stage:
 
 def give(stage: Stage, number: int, seconds: float, threads: float, **whose: object) -> None:
     lease = Lease(number, Share(f"lease {number}", Percent(threads)), stage.now, stage.now + seconds, 0, **whose)  # type: ignore[arg-type]
-    stage.feed(inp.LeaseGiven(stage.now, lease))
+    stage.feed(inp.LeaseOrdered(stage.now, lease))
     stage.run(0.1)
 
 
@@ -55,7 +55,7 @@ def test_a_job_with_30_percent_inside_a_user_with_60() -> None:
     assert threads(stage, stage.client(BOB, cgroup="/slurm/job_17")) == 20.0
     (given,) = stage.happened(tr.LeaseGiven)
     assert (given.uid, given.cgroup, given.pid) == (ALICE, "/slurm/job_17", None)  # type: ignore[union-attr]
-    stage.feed(inp.LeaseEnded(stage.now, 1, 0))  # an epilog may come before the agent has seen the process end
+    stage.feed(inp.LeaseEndOrdered(stage.now, 1, 0))  # an epilog may come before the agent has seen the process end
     stage.ends(job)
     stage.run(1)
     connected, ended = stage.happened(tr.ClientConnected), stage.happened(tr.ClientEnded)
@@ -94,7 +94,7 @@ def test_it_ends_at_its_time_and_who_was_let_in_keeps_what_it_has() -> None:
 def test_it_can_be_ended_before() -> None:
     stage = started()
     give(stage, 1, 50, 30.0, uid=ALICE)
-    stage.feed(inp.LeaseEnded(stage.now, 1, 0), inp.LeaseEnded(stage.now, 7, 0))
+    stage.feed(inp.LeaseEndOrdered(stage.now, 1, 0), inp.LeaseEndOrdered(stage.now, 7, 0))
     stage.run(0.1)
     assert threads(stage, stage.client(ALICE)) == 60.0
     assert len(stage.happened(tr.LeaseEnded)) == 1
@@ -114,7 +114,7 @@ def test_the_fail_safe_limits_are_not_more_than_a_lease_gives() -> None:
     stage = started()
     assert stage.gate.table.fail_safe == Limits(20.0, {0: 4 * GIB})
     share = Share("lease 1", Percent(5.0), {"": GIB})
-    stage.feed(inp.LeaseGiven(stage.now, Lease(1, share, stage.now, stage.now + 9, 0, uid=ALICE)))
+    stage.feed(inp.LeaseOrdered(stage.now, Lease(1, share, stage.now, stage.now + 9, 0, uid=ALICE)))
     stage.run(1)
     assert stage.gate.table.fail_safe == Limits(5.0, {0: GIB})
 
@@ -124,12 +124,12 @@ def test_another_agent_goes_on_with_them() -> None:
     share = Share("lease 3", Percent(30.0), {"": 5 * GIB, "0": GIB}, Percent(60.0), Percent(25.0), 3, job="lease 3")
     whole = Lease(3, share, stage.now, stage.now + 50, 7, ALICE, "/a", (5, 3))
     stage.feed(
-        inp.LeaseGiven(stage.now, whole), inp.LeaseGiven(stage.now, Lease(4, share, 0.0, stage.now + 9, 0, uid=1))
+        inp.LeaseOrdered(stage.now, whole), inp.LeaseOrdered(stage.now, Lease(4, share, 0.0, stage.now + 9, 0, uid=1))
     )
     assert stage.core is not None
     rows = json.loads(json.dumps({"leases": saved.lease_rows(stage.core)}))
     (found,) = saved.leases(rows, stage.now + 10)
-    assert isinstance(found, inp.LeaseGiven)
+    assert isinstance(found, inp.LeaseOrdered)
     assert found.lease == whole
 
 

@@ -59,7 +59,7 @@ def test_a_process_beyond_what_its_job_may_have_is_reported(given: dict[str, flo
     stage = Stage(text, together=True).up()
     if how == "lease":
         share = Share("lease 1", **given, job="lease 1")  # type: ignore[arg-type]
-        stage.feed(inp.LeaseGiven(stage.now, Lease(1, share, stage.now, stage.now + 3600, 0, cgroup="/job")))
+        stage.feed(inp.LeaseOrdered(stage.now, Lease(1, share, stage.now, stage.now + 3600, 0, cgroup="/job")))
     crowd = [stage.client(ALICE, cgroup="/job")]
     stage.run(1)
     crowd.append(stage.client(BOB, cgroup="/job"))

@@ -70,7 +70,7 @@ def test_the_reason_of_a_bound_names_its_key_and_line(text: str, uid: int, cgrou
 def test_the_reason_of_a_lease_names_its_number() -> None:
     stage = Stage(POLICY, together=True).up()
     share = Share("lease 3", job="slurm-17", max_clients=1)
-    stage.feed(inp.LeaseGiven(stage.now, Lease(3, share, 0.0, 1e12, 0, uid=DAVE, name="slurm-17")))
+    stage.feed(inp.LeaseOrdered(stage.now, Lease(3, share, 0.0, 1e12, 0, uid=DAVE, name="slurm-17")))
     for _ in range(2):
         stage.client(DAVE)
         stage.run(1)

@@ -293,7 +293,7 @@ def test_a_new_gate_counts_anew_how_often_a_process_passed() -> None:
     more = said.passed(3, 5, PEER, Limits(), False, 0.1)
     state = apply(knocked(passed(daemon(*READY)), 5), more)
     hello = [inp.GateSaid(4, link.Hello(61, 0.0)), said.known(4, PEER, 1.0, Limits()), inp.GateSaid(4, link.Synced())]
-    state = apply_all(state, [inp.GateLost(3.5), *hello, inp.ControlGone(5, 10)])
+    state = apply_all(state, [inp.LinkLost(3.5), *hello, inp.ControlGone(5, 10)])
     decision = admission.decide(View(state), admission.Memory(), 6.0)
     told = [one.message for one in decision.actions if isinstance(one, act.TellGate)]
     assert [one for one in told if isinstance(one, link.Release)] == [link.Release(PEER.pid, PEER.start, 1)]
@@ -317,7 +317,7 @@ def test_a_gate_that_names_a_process_again_is_held_against_its_own_count() -> No
     """An earlier gate had counted five contexts. Compared with these, the second one of this gate was missed."""
     one, two, five = (link.Known(PEER.pid, PEER.uid, PEER.gid, PEER.start, 1.0, None, connections=n) for n in (1, 2, 5))
     state = apply(passed(daemon(*READY)), ev.ContextConnected(2, 100, 200, 1))
-    state = apply_all(state, [inp.GateSaid(2.5, five), inp.GateLost(2.6), inp.GateSaid(2.7, one)])
+    state = apply_all(state, [inp.GateSaid(2.5, five), inp.LinkLost(2.6), inp.GateSaid(2.7, one)])
     listed = [inp.ServersListed(4, {100: 1001}, frozenset({100})), inp.ClientsListed(4, 100, frozenset())]
     gone = apply_all(state, [ev.ClientDisconnected(3, 100, 200), *listed])
     assert (gone.clients[200].connections, gone.clients[200].detached) == (5, 3)
@@ -384,7 +384,7 @@ _FIELDS: dict[str, st.SearchStrategy[object]] = {
     "memory": st.dictionaries(_SMALL, st.just({"GPU-0": 1 << 20}), max_size=2),
 }  # fmt: skip
 _KINDS = [
-    *KINDS, *link.FromGate.__subclasses__(), inp.GateLost, *get_args(inp.KernelInput), *get_args(inp.AnswerInput),
+    *KINDS, *link.FromGate.__subclasses__(), inp.LinkLost, *get_args(inp.KernelInput), *get_args(inp.AnswerInput),
 ]  # fmt: skip
 _STATUS = st.sampled_from([*Status, "GARBAGE"])
 

@@ -335,7 +335,7 @@ def test_the_youngest_beyond_a_total_is_ended_and_nobody_who_passed_the_gate(job
     stage = Stage(PATIENT + f"[user.carol]\nactive_threads = '40%'\n{own}", together=True).up()
     if job:
         share = Share("lease 1", total_threads=Percent(80.0), job="slurm-17")
-        stage.feed(inp.LeaseGiven(stage.now, Lease(1, share, stage.now, stage.now + 99, 0, 1003, name="slurm-17")))
+        stage.feed(inp.LeaseOrdered(stage.now, Lease(1, share, stage.now, stage.now + 99, 0, 1003, name="slurm-17")))
     first = at_work(stage, 1003)
     carrier(stage, 1003)
     older, younger = stage.relayed(1003, first), stage.relayed(1003, first)

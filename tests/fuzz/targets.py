@@ -178,7 +178,7 @@ CONFIRMED = {
     False: ["20.0", "20.0", "4G", "20.0", "20.0", "20.0", "4G", "20.0"],
     True: ["10.0", "10.0", "1G", "10.0", "10.0", "10.0", "1G", "10.0"],
 }
-OUTCOMES = (ho.Passed, ho.Failed, ho.Left, ho.Withdrawn)
+OUTCOMES = (ho.ClientPassed, ho.ClientFailed, ho.ClientGone, ho.Withdrawn)
 
 
 def hand_over(data: bytes) -> None:
@@ -192,18 +192,18 @@ def hand_over(data: bytes) -> None:
         over = any(isinstance(each, OUTCOMES) for each in done)
         assert not (over and actions), f"{actions} after the end"
         done.extend(actions)
-        for kind in (ho.Announce, ho.Give, ho.Acknowledge, ho.Abandon, ho.Doubt):
+        for kind in (ho.Announce, ho.Give, ho.Acknowledge, ho.Abandon, ho.LimitsDoubted):
             most = 2 if kind is ho.Acknowledge else 1
             assert sum(isinstance(each, kind) for each in done) <= most, f"{kind.__name__} again"
         assert sum(isinstance(each, OUTCOMES) for each in done) <= 1
         told = any(isinstance(each, ho.Announce) for each in done)
         for each in actions:
             assert not (isinstance(each, ho.Withdrawn) and told), "what the daemon has heard cannot be taken back"
-            assert not isinstance(each, ho.Give | ho.Acknowledge | ho.Rescue) or told
-            if isinstance(each, ho.Passed):
+            assert not isinstance(each, ho.Give | ho.Acknowledge | ho.StartRescue) or told
+            if isinstance(each, ho.ClientPassed):
                 assert each.limits == (STRICT if each.fail_safe else LIMITS)
                 assert any(isinstance(before, ho.Acknowledge) for before in done)
-            if isinstance(each, ho.Run):
+            if isinstance(each, ho.RunSession):
                 for command in each.commands:
                     rendezvous.command_messages(command)
 

@@ -16,17 +16,17 @@ from mpsagent.gate.handover import (
     Acknowledge,
     Action,
     Announce,
+    ClientFailed,
+    ClientGone,
+    ClientPassed,
     Connect,
-    Doubt,
-    Failed,
     Give,
     HandOver,
-    Left,
-    Passed,
+    LimitsDoubted,
     Plan,
-    Rescue,
-    Run,
+    RunSession,
     Stage,
+    StartRescue,
     Withdrawn,
 )
 from mpsagent.gate.handshake import Mark
@@ -38,7 +38,7 @@ PLAN = Plan(WANTED, SAFE)
 GOOD = ["60.0", "60.0"]
 GOOD_SAFE = ["10.0", "10.0"]
 GREETING, ANSWER = b"OUTBHELL\0", b"OUTBCUFD\0"
-ASKED = Run(("get_server_list",))
+ASKED = RunSession(("get_server_list",))
 
 
 def met(machine: HandOver, word: bytes = bytes(4)) -> list[Action]:
@@ -65,14 +65,14 @@ def until(stage: Stage, plan: Plan = PLAN) -> HandOver:
 def test_limits_then_daemon_then_client_then_acknowledgement() -> None:
     machine = HandOver(PLAN)
     (run,) = machine.start()
-    assert isinstance(run, Run)
+    assert isinstance(run, RunSession)
     assert "set_default_active_thread_percentage 60.0" in run.commands
     assert machine.session(GOOD) == [Connect()]
     assert machine.connected() == []
     assert machine.daemon_message(GREETING, 0) == [Announce()]
     assert machine.daemon_message(ANSWER, 1) == [Give(ANSWER)]
     assert machine.client_message(bytes(4)) == [Acknowledge(bytes(4)), ASKED]
-    assert machine.session([]) == [Passed(WANTED, False)]
+    assert machine.session([]) == [ClientPassed(WANTED, False)]
     assert machine.stage is Stage.DONE
 
 
@@ -84,7 +84,7 @@ def test_a_server_that_was_not_expected_has_its_limits_set_in_a_second_session()
     machine = HandOver(PLAN)
     machine.start()
     (again,) = machine.session(["77", *GOOD])
-    assert isinstance(again, Run)
+    assert isinstance(again, RunSession)
     assert "set_active_thread_percentage 77 60.0" in again.commands
     assert machine.session(["77", *GOOD, *GOOD]) == [Connect()]
     assert machine.servers == (77,)
@@ -94,15 +94,15 @@ def test_unconfirmed_limits_lead_to_the_fail_safe() -> None:
     machine = HandOver(PLAN)
     machine.start()
     doubt, run = machine.session(["60.0", "50.0"])
-    assert isinstance(doubt, Doubt)
+    assert isinstance(doubt, LimitsDoubted)
     assert doubt.wanted == WANTED
-    assert isinstance(run, Run)
+    assert isinstance(run, RunSession)
     assert "set_default_active_thread_percentage 10.0" in run.commands
     machine.session(GOOD_SAFE)
     machine.connected()
     machine.daemon_message(GREETING, 0)
     machine.daemon_message(ANSWER, 1)
-    assert met(machine) == [Passed(SAFE, True)]
+    assert met(machine) == [ClientPassed(SAFE, True)]
 
 
 def test_a_fail_safe_that_is_not_confirmed_either_hands_nothing_over() -> None:
@@ -110,7 +110,7 @@ def test_a_fail_safe_that_is_not_confirmed_either_hands_nothing_over() -> None:
     machine.start()
     machine.session(["60.0", "50.0"])
     (failed,) = machine.session(["10.0", "50.0"])
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, ClientFailed)
     assert (failed.stage, failed.unconfirmed, failed.never) == (Stage.LIMITS, True, False)
 
 
@@ -121,7 +121,7 @@ def test_limits_that_this_driver_cannot_have_are_not_waited_for() -> None:
     no = 'Unknown command "set_default_device_pinned_mem_limit"'
     machine.session(["60.0", no, "60.0", no.replace("set_", "get_"), "60.0"])
     (failed,) = machine.session(["10.0", no, "10.0", no.replace("set_", "get_"), "10.0"])
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, ClientFailed)
     assert (failed.stage, failed.unconfirmed, failed.never) == (Stage.LIMITS, False, True)
 
 
@@ -131,10 +131,10 @@ def test_a_server_that_is_about_to_end_does_not_cost_a_client_its_limits() -> No
     machine.start()
     machine.session(["77", *GOOD])
     (again,) = machine.session(["77", *GOOD, "0.0"])
-    assert isinstance(again, Run)
+    assert isinstance(again, RunSession)
     assert again.pause > 0
     (once_more,) = machine.session(GOOD)  # it has gone
-    assert isinstance(once_more, Run)
+    assert isinstance(once_more, RunSession)
     assert machine.session(GOOD) == [Connect()]
     assert (machine.fail_safe, machine.servers) == (False, ())
 
@@ -143,7 +143,7 @@ def test_a_server_that_never_says_the_right_thing_leads_to_the_fail_safe() -> No
     machine = HandOver(PLAN)
     machine.start()
     actions = machine.session(["77", *GOOD])
-    while not any(isinstance(action, Doubt) for action in actions):
+    while not any(isinstance(action, LimitsDoubted) for action in actions):
         actions = machine.session(["77", *GOOD, "50.0", "50.0"])
     assert machine.fail_safe
 
@@ -153,7 +153,7 @@ def test_servers_that_change_at_every_look_are_not_followed_for_ever() -> None:
     actions = machine.start()
     for server in range(70, 90):
         actions = machine.session([str(server), *(GOOD if not machine.fail_safe else GOOD_SAFE)])
-        if isinstance(actions[-1], Failed):
+        if isinstance(actions[-1], ClientFailed):
             break
     else:
         pytest.fail("it goes on and on")
@@ -187,7 +187,7 @@ def test_what_goes_wrong_says_where(
 ) -> None:
     machine = until(stage)
     (failed,) = event(machine)
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, ClientFailed)
     assert (failed.stage, failed.lost, failed.daemon) == (stage, lost, daemon)
     assert machine.stage is Stage.DONE
     assert machine.expired() == machine.daemon_closed() == machine.client_message(b"") == []
@@ -196,9 +196,9 @@ def test_what_goes_wrong_says_where(
 def test_a_client_that_does_not_acknowledge_in_time_is_replaced() -> None:
     """MPS answers nobody until it has met its server: so long, and no longer, can anyone hold it up."""
     machine = until(Stage.ACKNOWLEDGEMENT)
-    assert machine.expired() == [Rescue(untouched=False)]
+    assert machine.expired() == [StartRescue(untouched=False)]
     _, failed = machine.rescued(None)
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, ClientFailed)
     assert failed.lost
     assert "in time" in failed.why
 
@@ -207,25 +207,25 @@ def test_an_answer_that_does_not_come_in_time_is_awaited_by_others() -> None:
     """To hang up would leave a server that waits for ever (scenario X1)."""
     abandon, failed = until(Stage.ANSWER).expired()
     assert abandon == Abandon()
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, ClientFailed)
     assert (failed.stage, failed.lost, failed.daemon) == (Stage.ANSWER, False, False)
 
 
 def test_a_daemon_that_ends_before_the_acknowledgement_has_done_its_part() -> None:
     machine = until(Stage.ACKNOWLEDGEMENT)
     assert machine.daemon_closed() == []
-    assert met(machine) == [Passed(WANTED, False)]
+    assert met(machine) == [ClientPassed(WANTED, False)]
 
 
 def test_an_acknowledgement_counts_when_the_server_has_answered_a_question() -> None:
     """The one that was started for this client was not known before; one that was may have ended meanwhile."""
     machine = until(Stage.ACKNOWLEDGEMENT)
     assert machine.client_message(bytes(4)) == [Acknowledge(bytes(4)), ASKED]
-    assert machine.session(["77"]) == [Run(("get_active_thread_percentage 77",))]
+    assert machine.session(["77"]) == [RunSession(("get_active_thread_percentage 77",))]
     assert machine.session(["Server 77 not found"]) == [ASKED]
-    assert machine.session(["78"]) == [Run(("get_active_thread_percentage 78",))]
+    assert machine.session(["78"]) == [RunSession(("get_active_thread_percentage 78",))]
     assert machine.stage is Stage.MEETING
-    assert machine.session(["60.0"]) == [Passed(WANTED, False)]
+    assert machine.session(["60.0"]) == [ClientPassed(WANTED, False)]
     assert machine.servers == (78,)
 
 
@@ -233,10 +233,10 @@ def test_a_server_that_does_not_answer_after_an_acknowledgement_is_told_the_rest
     machine = until(Stage.ACKNOWLEDGEMENT)
     machine.client_message(bytes(4))
     assert machine.client_closed() == machine.daemon_closed() == machine.client_message(bytes(4)) == []
-    assert machine.expired() == [Rescue(untouched=False, acknowledged=True)]
+    assert machine.expired() == [StartRescue(untouched=False, acknowledged=True)]
     assert machine.session(["77", "60.0"]) == [], "that is the server's answer to the rest"
     _, failed = machine.rescued(None)
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, ClientFailed)
     assert (failed.stage, failed.lost) == (Stage.ACKNOWLEDGEMENT, True)
     assert "has not" in failed.why
 
@@ -245,34 +245,34 @@ def test_a_server_that_is_silent_for_another_reason_is_no_fault_of_its_last_clie
     machine = until(Stage.ACKNOWLEDGEMENT)
     machine.client_message(bytes(4))
     machine.expired()
-    assert machine.rescued("its server has not answered") == [Passed(WANTED, False)]
+    assert machine.rescued("its server has not answered") == [ClientPassed(WANTED, False)]
     machine = until(Stage.ACKNOWLEDGEMENT)
     machine.client_message(bytes(4))
-    assert machine.session(None, "the daemon has ended") == [Passed(WANTED, False)]
+    assert machine.session(None, "the daemon has ended") == [ClientPassed(WANTED, False)]
 
 
 def test_a_client_that_dies_in_the_pending_list_is_replaced_when_its_answer_comes() -> None:
     """Closed early, the daemon would start a server for it that hangs (scenario X1)."""
     machine = until(Stage.ANSWER)
     assert machine.client_closed() == []
-    assert machine.daemon_message(ANSWER, 1) == [Rescue(untouched=True)]
-    assert machine.rescued(None) == [Acknowledge(bytes(4)), Left()]
+    assert machine.daemon_message(ANSWER, 1) == [StartRescue(untouched=True)]
+    assert machine.rescued(None) == [Acknowledge(bytes(4)), ClientGone()]
 
 
 def test_a_client_that_dies_with_its_descriptor_is_replaced() -> None:
     machine = until(Stage.ACKNOWLEDGEMENT)
-    assert machine.client_closed() == [Rescue(untouched=False)]
+    assert machine.client_closed() == [StartRescue(untouched=False)]
     assert machine.expired() == machine.daemon_closed() == machine.client_message(bytes(4)) == []
     acknowledge, failed = machine.rescued(None)
     assert acknowledge == Acknowledge(bytes(4))
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, ClientFailed)
     assert (failed.stage, failed.lost, failed.daemon) == (Stage.ACKNOWLEDGEMENT, True, False)
 
 
 def test_a_descriptor_that_cannot_be_delivered_is_used_up() -> None:
     machine = until(Stage.ACKNOWLEDGEMENT)
-    assert machine.undeliverable() == [Rescue(untouched=True)]
-    assert machine.rescued(None) == [Acknowledge(bytes(4)), Left()]
+    assert machine.undeliverable() == [StartRescue(untouched=True)]
+    assert machine.rescued(None) == [Acknowledge(bytes(4)), ClientGone()]
 
 
 def test_a_rescue_that_may_have_failed_is_told() -> None:
@@ -280,7 +280,7 @@ def test_a_rescue_that_may_have_failed_is_told() -> None:
     machine.client_closed()
     machine.daemon_message(ANSWER, 1)
     _, failed = machine.rescued("its server has not answered")
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, ClientFailed)
     assert failed.lost
     assert "has not answered" in failed.why
 
@@ -291,7 +291,7 @@ def test_what_an_earlier_gate_had_begun_goes_on() -> None:
     assert machine.daemon_message(ANSWER, 1) == [Give(ANSWER)]
     machine = HandOver(Plan(SAFE, SAFE))
     assert machine.resume_given(fail_safe=True) == []
-    assert met(machine) == [Passed(SAFE, True)]
+    assert met(machine) == [ClientPassed(SAFE, True)]
 
 
 @pytest.mark.parametrize(
@@ -306,21 +306,21 @@ def test_what_an_earlier_gate_had_begun_goes_on() -> None:
 def test_a_client_that_leaves_early_is_not_handed_over(stage: Stage, event: Callable[[HandOver], list[Action]]) -> None:
     machine = until(stage)
     assert machine.client_closed() == []
-    assert event(machine) == [Left()]
+    assert event(machine) == [ClientGone()]
 
 
 def test_an_acknowledgement_is_the_clients_own_status() -> None:
     """807 in FAULT: the daemon gives a descriptor all the same (seen on an H100)."""
     machine = until(Stage.ACKNOWLEDGEMENT)
     word = bytes.fromhex("27030000")
-    assert met(machine, word) == [Passed(WANTED, False, 807)]
+    assert met(machine, word) == [ClientPassed(WANTED, False, 807)]
 
 
 def test_a_client_is_not_handed_over_to_a_server_in_fault() -> None:
     machine = HandOver(Plan(WANTED, SAFE, servers=(77,)))
     machine.start()
     why = "its server is in FAULT and takes no clients"
-    assert machine.session(["77", "FAULT"]) == [Failed(Stage.LIMITS, why, fault=True)]
+    assert machine.session(["77", "FAULT"]) == [ClientFailed(Stage.LIMITS, why, fault=True)]
 
 
 @pytest.mark.parametrize("stage", [Stage.LIMITS, Stage.CONNECT, Stage.GREETING])
@@ -372,7 +372,7 @@ def test_a_client_that_is_being_killed_is_not_one_that_lives(ends: bool) -> None
     handing: Any = SimpleNamespace(
         connection=connection, machine=SimpleNamespace(plan=SimpleNamespace(set_limits=False, priority=False))
     )
-    one.over(handing, Failed(Stage.ACKNOWLEDGEMENT, "it has left", lost=True))
+    one.over(handing, ClientFailed(Stage.ACKNOWLEDGEMENT, "it has left", lost=True))
     assert told == []
     ((seconds, again),) = later
     assert seconds == handovers.DYING

@@ -11,7 +11,7 @@ import pytest
 from mpsagent.gate.announcement import Announcement, Told
 from mpsagent.gate.handshake_rescue import PATIENCE, SETTLING, UNSURE, Rescue, Rescuer
 from mpsagent.gate.orphans import Orphans
-from mpsagent.gate.store import DaemonName, Store
+from mpsagent.gate.store import DaemonName, DescriptorStore
 from mpsagent.linux.descriptors import with_descriptors
 from mpsagent.linux.peers import Credentials
 
@@ -108,7 +108,9 @@ def test_a_client_that_has_acknowledged_to_an_earlier_gate_works_on_also_if_its_
         daemon.recv(64)
         daemon.close()
         loop = asyncio.get_running_loop()
-        left = Announcement(loop, Store(loop, ""), ours, DaemonName(1, 1, os.getuid(), os.getgid(), fail_safe=False))
+        left = Announcement(
+            loop, DescriptorStore(loop, ""), ours, DaemonName(1, 1, os.getuid(), os.getgid(), fail_safe=False)
+        )
         left.told = Told.ACKNOWLEDGED
         Orphans(loop).add(left)
         server.setblocking(False)

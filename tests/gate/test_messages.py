@@ -8,7 +8,7 @@ from mpsagent.gate.handshake import Handshake, Mark
 from mpsagent.linux.peers import Credentials
 from mpsagent.mps import rendezvous
 from mpsagent.mps.rendezvous import Answer, Exit, Kind
-from mpsagent.mps.session import How, Session
+from mpsagent.mps.session import FrontEndSession, How
 
 PEER = Credentials(574, 1101, 1101)
 
@@ -120,7 +120,7 @@ def test_after_a_restart_the_credentials_may_have_been_read_already() -> None:
 
 
 def test_a_session_says_all_it_has_to_say_at_once() -> None:
-    session = Session(["get_server_list"])
+    session = FrontEndSession(["get_server_list"])
     assert session.message(b"OUTBHELL\0") == [
         b"OUTBCRED\0",
         b"\4\0\0\0",
@@ -146,7 +146,7 @@ def test_a_session_says_all_it_has_to_say_at_once() -> None:
     ],
 )
 def test_how_a_session_ends_when_the_daemon_closes(messages: list[bytes], how: How) -> None:
-    session = Session(["ps"])
+    session = FrontEndSession(["ps"])
     for message in messages:
         session.message(message)
     session.closed()
@@ -154,7 +154,7 @@ def test_how_a_session_ends_when_the_daemon_closes(messages: list[bytes], how: H
 
 
 def test_a_daemon_that_talks_without_end_fills_no_memory() -> None:
-    session = Session(["ps"])
+    session = FrontEndSession(["ps"])
     session.message(b"OUTBHELL\0")
     for _ in range(10_000):
         session.message(b"\0\0\0\0x")

@@ -14,7 +14,7 @@ import pytest
 
 from mpsagent.gate.connection import Connection, restored
 from mpsagent.gate.public import UNSURE, PublicSockets
-from mpsagent.gate.store import ConnectionName, Store
+from mpsagent.gate.store import ConnectionName, DescriptorStore
 from mpsagent.linux import proc
 from mpsagent.mps.rendezvous import CREDENTIALS, HELLO, Kind, kind_bytes
 
@@ -47,7 +47,7 @@ def test_a_client_that_needs_minutes_to_say_what_it_is_is_held(tmp_path: Path, s
     who = struct.pack("iII", os.getpid(), os.geteuid(), os.getegid())
     with closing(Loop()) as loop, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
         public = PublicSockets(
-            loop, cast("Store", NoStore()), held.append, lambda _: pytest.fail("it is no front-end"),
+            loop, cast("DescriptorStore", NoStore()), held.append, lambda _: pytest.fail("it is no front-end"),
             lambda _: False, lambda _, why: pytest.fail(why),
         )  # fmt: skip
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -79,7 +79,7 @@ def test_a_connection_of_an_earlier_gate_is_greeted_if_it_was_not_and_leaves_the
     with closing(Loop()) as loop, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
         store = Kept()
         public = PublicSockets(
-            loop, cast("Store", store), lambda _: pytest.fail("it is not known yet"),
+            loop, cast("DescriptorStore", store), lambda _: pytest.fail("it is not known yet"),
             lambda _: pytest.fail("it is no front-end"), lambda _: False, lambda _, why: pytest.fail(why),
         )  # fmt: skip
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from mpsagent.gate.connection import accepted
-from mpsagent.gate.refusal import Refusal
+from mpsagent.gate.refusal import RefusalHandshake
 from mpsagent.mps.rendezvous import CREDENTIALS, DESCRIPTOR, TOO_MANY
 from tests.lingering import needs_refusal
 
@@ -20,7 +20,7 @@ from tests.lingering import needs_refusal
 def told() -> Iterator[socket.socket]:
     """The way to its server that a client is given."""
     client, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    refusal = Refusal(asyncio.get_running_loop(), accepted(ours, 1, lambda _: None, privileged=False))
+    refusal = RefusalHandshake(asyncio.get_running_loop(), accepted(ours, 1, lambda _: None, privileged=False))
     data, descriptors, _, _ = socket.recv_fds(client, 64, 1)
     assert data == DESCRIPTOR
     with client, ours, socket.socket(fileno=descriptors[0]) as server:

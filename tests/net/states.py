@@ -354,7 +354,7 @@ def leases() -> Played:
     machine, one = up(PATIENT + TOGETHER)
     share = Share("lease 1", Percent(30.0))
     lease = Lease(1, share, one.now, one.now + 60, 0, uid=ALICE, cgroup="/slurm/job_17", name="slurm-17")
-    one.feed(inp.LeaseGiven(one.now, lease))
+    one.feed(inp.LeaseOrdered(one.now, lease))
     one.client(ALICE, cgroup="/slurm/job_17/step_0")
     one.client(ALICE, cgroup="/slurm/job_18")
     return machine.run(3), "alice"

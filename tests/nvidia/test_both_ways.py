@@ -14,7 +14,7 @@ import pytest
 
 from campaigns import both_ways
 from mpsagent.mps import rendezvous as rv
-from mpsagent.system.frontend import FrontEnd, Reply, Status
+from mpsagent.system.frontend import AnswerStatus, FrontEndQueue, Reply
 from tests.nvidia.daemon import Daemon
 from tests.waiting import until
 
@@ -29,7 +29,7 @@ def path(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ask(daemon: Daemon, *commands: str, deadline: float = 60.0) -> Reply:
     async def one() -> Reply:
-        front = FrontEnd("nvidia-cuda-mps-control", daemon.environment)
+        front = FrontEndQueue("nvidia-cuda-mps-control", daemon.environment)
         reply = await front.run(commands, deadline=deadline)
         front.close()
         return reply
@@ -54,12 +54,12 @@ def test_quit_and_what_comes_after_it(daemons: Callable[..., Daemon]) -> None:
     first, second = daemons(), daemons()
     done = first.front_end("quit\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert ask(second, "quit") == Reply(Status.ANSWERED)
+    assert ask(second, "quit") == Reply(AnswerStatus.ANSWERED)
     for one in (first, second):
         until(lambda one=one: not one.alive, "it has ended")  # type: ignore[misc]
     done = first.front_end("ps\n")
     assert (done.returncode, done.stdout) == (1, "")
-    assert ask(second, "ps") == Reply(Status.NO_DAEMON, err=done.stderr.strip())
+    assert ask(second, "ps") == Reply(AnswerStatus.NO_DAEMON, err=done.stderr.strip())
     assert first.lines()[-3:] == second.lines()[-3:]
 
 
@@ -68,7 +68,7 @@ def test_another_front_end_is_open(daemon: Daemon) -> None:
         session.ask("get_server_list")
         done, reply = daemon.front_end("ps\n"), ask(daemon, "ps")
         assert (done.stdout, done.stderr) in [("", ""), ("", f"{reply.err}\n")]
-        assert (reply.status, reply.err) == (Status.BUSY, "Cannot send command to MPS control daemon process")
+        assert (reply.status, reply.err) == (AnswerStatus.BUSY, "Cannot send command to MPS control daemon process")
     answered(daemon)
 
 
@@ -77,13 +77,13 @@ def test_a_daemon_that_hangs(daemon: Daemon, how: str) -> None:
     """The question ends at its deadline, and no session stays: whoever comes next is answered."""
     if how == "stopped":
         os.kill(daemon.pid, signal.SIGSTOP)
-        assert ask(daemon, "get_server_list", deadline=0.3).status is Status.SILENT
+        assert ask(daemon, "get_server_list", deadline=0.3).status is AnswerStatus.SILENT
         os.kill(daemon.pid, signal.SIGCONT)
     else:
         with daemon.session() as session:
             session.socket.send(rv.command_messages("ps")[0])
             time.sleep(0.1)
-            assert ask(daemon, "set_default_active_thread_percentage 20", deadline=0.3).status is Status.SILENT
+            assert ask(daemon, "set_default_active_thread_percentage 20", deadline=0.3).status is AnswerStatus.SILENT
             session.socket.send(rv.command_messages("ps")[1])
     answered(daemon)
 
@@ -98,5 +98,5 @@ def test_stopped_in_the_middle_of_a_session(daemon: Daemon) -> None:
         os.kill(daemon.pid, signal.SIGSTOP)
         thread.join(60)
         os.kill(daemon.pid, signal.SIGCONT)
-        assert replies[0].status in (Status.SILENT, Status.ANSWERED, Status.BUSY), replies
+        assert replies[0].status in (AnswerStatus.SILENT, AnswerStatus.ANSWERED, AnswerStatus.BUSY), replies
         answered(daemon)

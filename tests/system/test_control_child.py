@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from mpsagent.system import control_search
-from mpsagent.system.control import PID_FILE, Problem, ProblemKind, Running
+from mpsagent.system.control import PID_FILE, ControlProblem, ProblemKind, Running
 from mpsagent.system.control_child import ControlChild
 from mpsagent.system.control_search import Foreign, foreign, prove
 from mpsagent.system.directories import directories, listener_of, prepare_hidden, prepare_log
@@ -130,7 +130,7 @@ async def test_the_daemon_outlives_the_agent_and_is_adopted(daemon: str, pipe: s
     await end(second)
     assert gone == [started.pid]
     missing = await second.adopt()
-    assert isinstance(missing, Problem)
+    assert isinstance(missing, ControlProblem)
     assert missing.kind is ProblemKind.ABSENT
     second.close()
 
@@ -185,7 +185,7 @@ async def test_one_server_for_all_users_is_asked_for_by_its_option(daemon: str, 
     await end(control)
     Path(pipe, "old").touch()
     found = await control.start(environment(pipe), 10, multiuser=True)
-    assert isinstance(found, Problem)
+    assert isinstance(found, ControlProblem)
     assert found.kind is ProblemKind.UNSUPPORTED
     assert "--multiuser-server" in found.text
     control.close()
@@ -200,7 +200,7 @@ async def test_the_daemon_of_another_pipe_directory_is_not_ours(daemon: str, pip
     await until(lambda: Path(pipe, PID_FILE).exists())
     shutil.copy(Path(pipe, PID_FILE), other / PID_FILE)
     found = await control.adopt()
-    assert isinstance(found, Problem)
+    assert isinstance(found, ControlProblem)
     assert found.kind is ProblemKind.ABSENT
     control.close()
 
@@ -223,7 +223,7 @@ async def test_a_foreground_daemon_is_refused_with_the_command_that_ends_it(daem
     child = subprocess.Popen([daemon, "-f"], env=environment(pipe))
     await until(lambda: Path(pipe, PID_FILE).exists())
     found = await control.adopt()
-    assert isinstance(found, Problem)
+    assert isinstance(found, ControlProblem)
     assert found.kind is ProblemKind.UNSAFE
     assert "foreground" in found.text
     assert pipe in found.commands[0]
@@ -249,7 +249,7 @@ async def test_another_users_daemon_is_refused(program: MakeProgram, pipe: str) 
     alone(daemon, pipe, "-d", user=20001, group=20001)
     await until(lambda: Path(pipe, PID_FILE).exists())
     found = await control.adopt()
-    assert isinstance(found, Problem)
+    assert isinstance(found, ControlProblem)
     assert found.kind is ProblemKind.UNSAFE
     assert "20001" in found.text
     assert found.commands[0] == f"kill {Path(pipe, PID_FILE).read_text().strip()}"
@@ -272,7 +272,7 @@ async def test_a_failed_start_says_why(
     path = program(script)
     control = ControlChild(pipe, lambda _: None, program=str(path))
     found = await control.start(environment(pipe), 10, deadline=deadline)
-    assert isinstance(found, Problem)
+    assert isinstance(found, ControlProblem)
     assert found.kind is ProblemKind.FAILED
     assert words in found.text
     control.close()
@@ -284,7 +284,7 @@ async def test_a_missing_program_is_said_at_once(tmp_path: Path, pipe: str) -> N
     for name in (str(tmp_path / "absent"), "nvidia-cuda-mps-absent"):
         control = ControlChild(pipe, lambda _: None, program=name)
         found = await control.start(environment(pipe), 10)
-        assert isinstance(found, Problem)
+        assert isinstance(found, ControlProblem)
         assert found.kind is ProblemKind.MISSING
         assert name in found.text
     assert "is not installed (looked in /usr/bin:/bin); install" in found.text
@@ -315,7 +315,7 @@ async def test_a_containers_daemon_with_our_path_is_named_and_left_alone(
     assert "container" in found[0].text()
     control = ControlChild(pipe, lambda _: None, program=daemon)
     adopted = await control.adopt()
-    assert isinstance(adopted, Problem)
+    assert isinstance(adopted, ControlProblem)
     assert adopted.kind is ProblemKind.ABSENT
     ours = await control.start(environment(pipe), 10)
     assert isinstance(ours, Running), "ours can be started beside it"
@@ -346,7 +346,7 @@ async def test_the_daemon_of_a_slurm_prolog_or_a_kubernetes_plugin_is_named_and_
         pytest.skip("no mount namespaces here")
     control = ControlChild(pipe, lambda _: None, program=daemon)
     absent = await control.adopt()
-    assert isinstance(absent, Problem)
+    assert isinstance(absent, ControlProblem)
     assert absent.kind is ProblemKind.ABSENT
     ours = await control.start(environment(pipe), 10)
     assert isinstance(ours, Running)
@@ -415,7 +415,7 @@ async def test_a_daemon_with_what_later_drivers_have_is_said_not_to_be_ours(
         (one,) = [one for one in await foreign(pipe) if one.pid == child.pid]
         assert one.text().endswith(f", with {words}")
         found = await prove(child.pid, pipe, "its pid file")
-        assert isinstance(found, Problem)
+        assert isinstance(found, ControlProblem)
         assert found.kind is ProblemKind.UNSAFE
         assert f"with {words}, which mpsagent does not use, so mpsagent did not start it" in found.text
         child.communicate()
@@ -516,7 +516,7 @@ async def test_nvidias_own_daemon_is_started_found_adopted_and_stopped(branch: s
     gone: list[int] = []
     control = ControlChild(where.hidden, gone.append)
     unknown = await control.start(given, 10, multiuser=True)
-    assert isinstance(unknown, Problem)
+    assert isinstance(unknown, ControlProblem)
     assert unknown.kind is ProblemKind.UNSUPPORTED
     running = await control.start(given, 10)
     assert isinstance(running, Running), running
@@ -524,7 +524,7 @@ async def test_nvidias_own_daemon_is_started_found_adopted_and_stopped(branch: s
     assert listener_of(f"{where.hidden}/control") == (running.pid, os.getuid())
     assert Path(where.hidden, PID_FILE).exists() == (branch == "550")
     twice = await ControlChild(where.hidden, gone.append).start(given, 10)
-    assert isinstance(twice, Problem)
+    assert isinstance(twice, ControlProblem)
     assert "already running" in twice.text
     control.close()
     adopted = await control.adopt()

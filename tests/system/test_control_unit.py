@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mpsagent.system import control_unit
-from mpsagent.system.control import PID_FILE, Problem, ProblemKind, Running
+from mpsagent.system.control import PID_FILE, ControlProblem, ProblemKind, Running
 from mpsagent.system.control_unit import ControlUnit, UnitState, write_environment
 from tests.coroutines import until
 from tests.system.conftest import MakeProgram
@@ -106,7 +106,7 @@ async def test_it_is_started_and_proved_through_its_unit(systemd: Systemd, pipe:
 async def test_a_restarted_agent_adopts_the_unit_or_else_what_runs_there(systemd: Systemd, pipe: str) -> None:
     """Its own unit first; otherwise what runs on the same directory, also when systemd does not answer."""
     absent = await unit(systemd, pipe, []).adopt()
-    assert isinstance(absent, Problem)
+    assert isinstance(absent, ControlProblem)
     assert absent.kind is ProblemKind.ABSENT
     first = unit(systemd, pipe, [])
     started = await first.start({}, 10)
@@ -142,7 +142,7 @@ async def test_a_unit_that_fails_says_why_and_where_to_look(
     systemd.program = program(script)
     control = unit(systemd, pipe, [])
     found = await control.start({}, 10, multiuser=multiuser)
-    assert isinstance(found, Problem)
+    assert isinstance(found, ControlProblem)
     assert found.kind is kind
     assert words in found.text
     assert "journalctl -b -u mpsagent-control@gpu0.service" in found.commands
@@ -154,7 +154,7 @@ async def test_a_missing_program_is_said_before_the_unit_is_asked(systemd: Syste
     systemd.program = Path("/nowhere/nvidia-cuda-mps-control")
     control = unit(systemd, pipe, [])
     found = await control.start({}, 10)
-    assert isinstance(found, Problem)
+    assert isinstance(found, ControlProblem)
     assert found.kind is ProblemKind.MISSING
     assert systemd.calls == []
     control.close()
@@ -170,7 +170,7 @@ async def test_a_unit_that_serves_another_directory_is_left_alone(systemd: Syste
     systemd.start = lambda unit: systemd.calls.append(unit)  # type: ignore[method-assign]
     control = unit(systemd, pipe, [])
     found = await control.start({}, 10)
-    assert isinstance(found, Problem)
+    assert isinstance(found, ControlProblem)
     assert found.kind is ProblemKind.UNSAFE
     assert f"process {running.pid}" in found.text
     assert found.commands == ("systemctl stop mpsagent-control@gpu0.service",)
@@ -197,10 +197,10 @@ async def test_a_hanging_bus_does_not_stall_the_agent(
     systemd.hang = 1.5
     control = unit(systemd, pipe, [])
     found = await control.start({}, 10)
-    assert isinstance(found, Problem)
+    assert isinstance(found, ControlProblem)
     assert "systemd does not answer" in found.text
     absent = await control.adopt()
-    assert isinstance(absent, Problem)
+    assert isinstance(absent, ControlProblem)
     await until(lambda: systemd.child is not None)
     control.close()
 
@@ -210,7 +210,7 @@ async def test_no_system_bus_is_a_sentence(tmp_path: Path, pipe: str, monkeypatc
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={tmp_path}/no-bus")
     control = ControlUnit("gpu0", pipe, lambda _: None, program="/bin/true", run_directory=str(tmp_path))
     found = await control.start({}, 10)
-    assert isinstance(found, Problem)
+    assert isinstance(found, ControlProblem)
     assert "could not be started: " in found.text
     assert len(found.text) > len("mpsagent-control@gpu0.service could not be started: ")
 

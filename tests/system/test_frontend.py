@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from mpsagent.mps import rendezvous as rv
-from mpsagent.system.frontend import FrontEnd, Status
+from mpsagent.system.frontend import AnswerStatus, FrontEndQueue
 from tests.coroutines import until
 from tests.system.conftest import MakeProgram, Play, zombies
 
@@ -40,9 +40,9 @@ class Daemon:
         self.thread = threading.Thread(target=self._serve, daemon=True)
         self.thread.start()
 
-    def front_end(self, **more: int) -> FrontEnd:
+    def front_end(self, **more: int) -> FrontEndQueue:
         environment = {"PATH": f"{self.place}/bin:/usr/bin:/bin", "CUDA_MPS_PIPE_DIRECTORY": str(self.place)}
-        return FrontEnd("nvidia-cuda-mps-control", environment, **more)
+        return FrontEndQueue("nvidia-cuda-mps-control", environment, **more)
 
     def end(self) -> None:
         self.listener.shutdown(socket.SHUT_RDWR)
@@ -100,7 +100,7 @@ async def test_all_commands_are_one_session_and_the_answer_is_what_the_program_w
     daemon = make(lambda command: command.split()[1:])
     front = daemon.front_end()
     reply = await front.run(["get 100.0 2G", "nothing", "ps  a"])
-    assert (reply.status, reply.out, reply.ok) == (Status.ANSWERED, "100.0\n2G\na\n", True)
+    assert (reply.status, reply.out, reply.ok) == (AnswerStatus.ANSWERED, "100.0\n2G\na\n", True)
     assert not front.busy
     front.close()
     assert daemon.heard == ["get 100.0 2G", "nothing", "ps  a"]
@@ -109,14 +109,14 @@ async def test_all_commands_are_one_session_and_the_answer_is_what_the_program_w
 async def test_no_daemon(place: Path) -> None:
     """No directory, no socket, a socket that nobody listens at."""
     inside = place / "pipe"
-    front = FrontEnd("x", {"CUDA_MPS_PIPE_DIRECTORY": str(inside)})
-    assert (await front.run(["ps"])).status is Status.NO_DAEMON
+    front = FrontEndQueue("x", {"CUDA_MPS_PIPE_DIRECTORY": str(inside)})
+    assert (await front.run(["ps"])).status is AnswerStatus.NO_DAEMON
     inside.mkdir()
-    assert (await front.run(["ps"])).status is Status.NO_DAEMON
+    assert (await front.run(["ps"])).status is AnswerStatus.NO_DAEMON
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as left_behind:
         left_behind.bind(str(inside / "control_privileged"))
     reply = await front.run(["ps"])
-    assert (reply.status, reply.err) == (Status.NO_DAEMON, "Cannot find MPS control daemon process")
+    assert (reply.status, reply.err) == (AnswerStatus.NO_DAEMON, "Cannot find MPS control daemon process")
     front.close()
 
 
@@ -124,8 +124,8 @@ async def test_who_is_turned_away_is_told(make: Make) -> None:
     """Another front-end is connected: closed after it has said what it is, before any answer, or in the middle."""
     daemon = make()
     front = daemon.front_end()
-    assert (await front.run(["turn away"])).status is Status.BUSY
-    assert (await front.run(["a", "turn away"])).status is Status.BUSY
+    assert (await front.run(["turn away"])).status is AnswerStatus.BUSY
+    assert (await front.run(["a", "turn away"])).status is AnswerStatus.BUSY
     assert (await front.run(["quit"])).out == "got quit\n"
     front.close()
 
@@ -145,7 +145,7 @@ async def test_a_daemon_that_hangs_is_hung_up_on_and_answers_the_next(make: Make
         assert stuck.cancelled()
     else:
         reply = await stuck
-        assert (reply.status, reply.err) == (Status.SILENT, "the control daemon did not answer within 0.2 s")
+        assert (reply.status, reply.err) == (AnswerStatus.SILENT, "the control daemon did not answer within 0.2 s")
     go_on.set()
     assert (await later).out == "late\n"
     front.close()
@@ -158,7 +158,7 @@ async def test_a_question_that_was_never_greeted_is_never_sent(make: Make) -> No
     first, second = daemon.front_end(), daemon.front_end()
     asking = asyncio.create_task(first.run(["first"], deadline=60))
     await until(lambda: daemon.heard)
-    assert (await second.run(["second"], deadline=0.2)).status is Status.SILENT
+    assert (await second.run(["second"], deadline=0.2)).status is AnswerStatus.SILENT
     go_on.set()
     assert (await asking).ok
     assert (await second.run(["third"])).ok
@@ -174,11 +174,11 @@ def test_a_full_backlog_is_waited_for(place: Path, play: Play) -> None:
     listener.listen(0)
 
     async def scenario() -> None:
-        front = FrontEnd("x", {"CUDA_MPS_PIPE_DIRECTORY": str(place)})
+        front = FrontEndQueue("x", {"CUDA_MPS_PIPE_DIRECTORY": str(place)})
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
             other.connect(str(place / "control_privileged"))
             reply = await front.run(["get"], deadline=0.2)
-            assert (reply.status, "queue was full" in reply.err) == (Status.SILENT, True)
+            assert (reply.status, "queue was full" in reply.err) == (AnswerStatus.SILENT, True)
         front.close()
 
     play(scenario())
@@ -191,7 +191,7 @@ async def test_urgent_questions_overtake_and_never_two_run_at_once(make: Make) -
     front = daemon.front_end()
     names = ("a", "b", "c", "urgent1", "urgent2")
     calls = [front.run([name], deadline=60, urgent=name.startswith("urgent")) for name in names]
-    assert [reply.status for reply in await asyncio.gather(*calls)] == [Status.ANSWERED] * 5
+    assert [reply.status for reply in await asyncio.gather(*calls)] == [AnswerStatus.ANSWERED] * 5
     front.close()
     assert daemon.heard == ["a", "urgent1", "urgent2", "b", "c"]
 
@@ -206,9 +206,9 @@ async def test_a_full_queue_refuses_and_a_question_that_waits_too_long_is_never_
     second = asyncio.create_task(front.run(["second"], deadline=0.1))
     third = asyncio.create_task(front.run(["third"], deadline=60))
     await asyncio.sleep(0)
-    assert (await front.run(["fourth"])).status is Status.REFUSED_QUEUE
+    assert (await front.run(["fourth"])).status is AnswerStatus.REFUSED_QUEUE
     urgent = asyncio.create_task(front.run(["urgent"], urgent=True, deadline=60))
-    assert (await second).status is Status.REFUSED_QUEUE
+    assert (await second).status is AnswerStatus.REFUSED_QUEUE
     go_on.set()
     assert [(await one).ok for one in (first, urgent, third)] == [True] * 3
     front.close()
@@ -239,7 +239,7 @@ async def test_endless_answers_are_bounded(make: Make) -> None:
 
     daemon = make(endless)  # type: ignore[arg-type]
     front = daemon.front_end()
-    assert (await front.run(["endless"], deadline=1.0)).status is Status.SILENT
+    assert (await front.run(["endless"], deadline=1.0)).status is AnswerStatus.SILENT
     assert (await front.run(["next"])).out == ""
     go_on.set()
     front.close()
@@ -270,7 +270,7 @@ async def test_commands_cannot_smuggle_a_second_line(make: Make) -> None:
     daemon = make()
     front = daemon.front_end()
     for bad in ("ps\nquit", "ps\rquit", "ps\0", "x" * 1025):
-        assert (await front.run(["fine", bad])).status is Status.FAILED
+        assert (await front.run(["fine", bad])).status is AnswerStatus.FAILED
     assert (await front.run(["ps"])).ok
     front.close()
     assert daemon.heard == ["ps"]
@@ -285,8 +285,8 @@ async def test_close_answers_everybody(make: Make) -> None:
     await until(lambda: daemon.heard)
     front.close()
     statuses = [reply.status for reply in await asyncio.gather(*calls)]
-    assert statuses == [Status.SILENT, Status.REFUSED_QUEUE, Status.REFUSED_QUEUE]
-    assert (await front.run(["ps"])).status is Status.REFUSED_QUEUE
+    assert statuses == [AnswerStatus.SILENT, AnswerStatus.REFUSED_QUEUE, AnswerStatus.REFUSED_QUEUE]
+    assert (await front.run(["ps"])).status is AnswerStatus.REFUSED_QUEUE
     go_on.set()
 
 
@@ -309,9 +309,9 @@ async def test_the_program_gets_all_commands_and_only_the_given_environment(
     """It sees the commands at once, end of input behind them, and nothing of the agent's own environment."""
     path = program('/usr/bin/sed "s/^/got /"; /usr/bin/env | /bin/grep CUDA | /usr/bin/sort; echo 100.0')
     make(greeting=OTHER_GREETING)
-    front = FrontEnd(str(path), {"PATH": "/usr/bin:/bin", "CUDA_MPS_PIPE_DIRECTORY": str(place)})
+    front = FrontEndQueue(str(path), {"PATH": "/usr/bin:/bin", "CUDA_MPS_PIPE_DIRECTORY": str(place)})
     reply = await front.run(["get_server_list", "ps"])
-    assert reply.status is Status.ANSWERED
+    assert reply.status is AnswerStatus.ANSWERED
     assert reply.out.splitlines() == [
         "got get_server_list",
         "got ps",
@@ -324,21 +324,21 @@ async def test_the_program_gets_all_commands_and_only_the_given_environment(
 @pytest.mark.parametrize(
     ("script", "status"),
     [
-        ("echo Cannot find MPS control daemon process >&2; exit 1", Status.NO_DAEMON),
-        ("echo Cannot send command to MPS control daemon process >&2; exit 1", Status.BUSY),
-        ("exit 0", Status.BUSY),
-        ("echo An instance of this daemon is already running >&2; exit 1", Status.FAILED),
-        ("exit 7", Status.FAILED),
-        ("kill -SEGV $$", Status.FAILED),
-        ("echo nonsense", Status.FAILED),
-        ("exec yes", Status.SILENT),
-        ("echo Server 99999 not found; echo 100.0", Status.ANSWERED),
-        ("sleep 600 & echo $! >&2; echo 100.0", Status.ANSWERED),
-        ("trap '' TERM; while :; do sleep 0.05; done", Status.SILENT),
+        ("echo Cannot find MPS control daemon process >&2; exit 1", AnswerStatus.NO_DAEMON),
+        ("echo Cannot send command to MPS control daemon process >&2; exit 1", AnswerStatus.BUSY),
+        ("exit 0", AnswerStatus.BUSY),
+        ("echo An instance of this daemon is already running >&2; exit 1", AnswerStatus.FAILED),
+        ("exit 7", AnswerStatus.FAILED),
+        ("kill -SEGV $$", AnswerStatus.FAILED),
+        ("echo nonsense", AnswerStatus.FAILED),
+        ("exec yes", AnswerStatus.SILENT),
+        ("echo Server 99999 not found; echo 100.0", AnswerStatus.ANSWERED),
+        ("sleep 600 & echo $! >&2; echo 100.0", AnswerStatus.ANSWERED),
+        ("trap '' TERM; while :; do sleep 0.05; done", AnswerStatus.SILENT),
     ],
 )
 async def test_ends_of_the_program_are_told_apart(
-    make: Make, program: MakeProgram, script: str, status: Status
+    make: Make, program: MakeProgram, script: str, status: AnswerStatus
 ) -> None:
     """Each text and exit status of the recordings has its own status, and a failure says how it ended."""
     path = program(script)
@@ -346,7 +346,7 @@ async def test_ends_of_the_program_are_told_apart(
     front = daemon.front_end()
     front.program = str(path)
     ended = set(zombies())
-    reply = await front.run(["get_server_list"], deadline=2.0 if status is Status.SILENT else 60.0)
+    reply = await front.run(["get_server_list"], deadline=2.0 if status is AnswerStatus.SILENT else 60.0)
     assert reply.status is status
     assert reply.out or reply.err
     if "$!" in script:
@@ -365,6 +365,6 @@ async def test_a_missing_or_unfit_program_is_said(make: Make, tmp_path: Path, pr
     for bad in (tmp_path / "absent", plain, tmp_path, nonsense):
         front.program = str(bad)
         reply = await front.run(["ps"])
-        assert reply.status is Status.FAILED, bad
+        assert reply.status is AnswerStatus.FAILED, bad
         assert str(bad) in reply.err
     front.close()

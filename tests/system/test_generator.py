@@ -10,9 +10,9 @@ import pytest
 from mpsagent.policy.files import load
 from mpsagent.system import generator
 from mpsagent.system.generator import drop_ins
-from mpsagent.system.unit_places import Places, places
+from mpsagent.system.unit_places import UnitPlaces, places
 
-DEFAULT = Places()
+DEFAULT = UnitPlaces()
 
 
 def test_the_default_policy_needs_no_drop_in() -> None:
@@ -25,7 +25,7 @@ def test_the_default_policy_needs_no_drop_in() -> None:
 def test_the_last_file_that_says_it_counts() -> None:
     """As for the agent: key by key."""
     first = '[instance.gpu0]\npipe_directory = "/run/a"\nlog_directory = "/srv/log"\n'
-    assert places([first, '[instance.gpu0]\npipe_directory = "/run/b"\n']) == Places("gpu0", "/run/b", "/srv/log")
+    assert places([first, '[instance.gpu0]\npipe_directory = "/run/b"\n']) == UnitPlaces("gpu0", "/run/b", "/srv/log")
 
 
 def test_a_text_that_the_agent_takes_is_no_other_here() -> None:
@@ -34,24 +34,24 @@ def test_a_text_that_the_agent_takes_is_no_other_here() -> None:
     text = '[instance.gpu0]\npipe_directory = "/run/a"\n[limits]\nactive_threads = {\n  clients = 4,\n}\n'
     policy, errors = load([("policy.toml", text)])
     assert (errors, policy and policy.pipe_directory) == ([], "/run/a")
-    assert places([text]) == Places("gpu0", "/run/a")
+    assert places([text]) == UnitPlaces("gpu0", "/run/a")
 
 
 def test_of_several_instances_the_first_is_the_gates_and_all_logs_can_be_written() -> None:
     """The others' directories lie beside the first one's; the gate hears of them from the agent."""
     two = places(['[instance.a]\ncontrol_daemon_path = "/opt/mps"\n[instance.b]\nlog_directory = "/srv/b"\n'])
-    assert two == Places("a", log="/var/log/nvidia-mps/a", control="/opt/mps", logs=("/srv/b",))
+    assert two == UnitPlaces("a", log="/var/log/nvidia-mps/a", control="/opt/mps", logs=("/srv/b",))
     assert "ReadWritePaths=-/srv/b\n" in drop_ins(two)["mpsagent.service"]
     assert "/var/log" not in drop_ins(two)["mpsagent.service"], "the unit has that"
     each = places(['[instance.gpu]\ndevices = ["each"]\n'])
-    assert each == Places("gpu0", log="/var/log/nvidia-mps/gpu0")
+    assert each == UnitPlaces("gpu0", log="/var/log/nvidia-mps/gpu0")
     assert "instances/gpu0/pipe" in drop_ins(each)["mpsagent-gate.service"]
     assert places(['[instance.gpu]\ndevices = ["each"]\nlog_directory = "/srv/log"\n']).log == "/srv/log/0"
 
 
 def test_each_unit_gets_what_it_needs() -> None:
     """Emptied before it is set: systemd would listen in both places otherwise."""
-    texts = drop_ins(Places("gpu0", "/run/a", "/srv/log"))
+    texts = drop_ins(UnitPlaces("gpu0", "/run/a", "/srv/log"))
     assert "ListenSequentialPacket=\nListenSequentialPacket=/run/a/control\n" in texts["mpsagent-gate.socket"]
     assert (
         "ExecStartPre=\nExecStartPre=/usr/lib/mpsagent/mpsagent-directories public /run/a\n"
@@ -62,7 +62,7 @@ def test_each_unit_gets_what_it_needs() -> None:
     assert hidden in texts["mpsagent-gate.service"]
     assert hidden in texts["mpsagent-open.service"]
     assert "ReadWritePaths=-/srv/log\n" in texts["mpsagent.service"]
-    assert drop_ins(Places("gpu0")).keys() == {"mpsagent-gate.service", "mpsagent-open.service"}
+    assert drop_ins(UnitPlaces("gpu0")).keys() == {"mpsagent-gate.service", "mpsagent-open.service"}
 
 
 def test_the_program_and_the_group_of_the_policy_reach_their_units() -> None:
@@ -109,7 +109,7 @@ def test_what_others_could_have_written_is_left_out(tmp_path: Path, monkeypatch:
 def test_what_a_unit_file_would_read_in_another_way_is_left_out(place: str) -> None:
     """The agent says that such a policy is wrong; here it must not become a line of a unit."""
     text = f'[instance.gpu0]\npipe_directory = "{place}"\nlog_directory = "{place}"\n'
-    assert places([text]) == Places("gpu0")
+    assert places([text]) == UnitPlaces("gpu0")
 
 
 @pytest.mark.parametrize(

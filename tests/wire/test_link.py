@@ -219,7 +219,7 @@ def test_the_largest_table_that_the_agent_makes_fits(count: int) -> None:
         memory = {str(number): made.randint(2000, 9000) << 20 for number in range(count)}
         share = Share(f"lease {uid}", memory=memory, total_memory=40 << 30, max_clients=9, job=f"lease {uid}")
         lease = Lease(uid, share, 1.0, 1e6, 0, uid)
-        events.append(inp.LeaseGiven(1.0, lease))
+        events.append(inp.LeaseOrdered(1.0, lease))
     core.absorb(events)
     said: list[inp.Input] = [inp.GateSaid(2.0, link.Hello(60, 1.0))]
     for uid in users:

@@ -154,7 +154,7 @@ def test_a_death_that_is_left_out_leaves_the_same_as_the_one_before() -> None:
 
 
 def test_a_status_that_shows_who_has_ended_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpsagent.agent.clients.Clients.lose", lambda self, process: self.forget(process.pid))
+    monkeypatch.setattr("mpsagent.agent.clients.ClientProcesses.lose", lambda self, process: self.forget(process.pid))
     found = fails(draw(1, ("shared",), faults=0, hostile=False))
     assert found is not None
 
