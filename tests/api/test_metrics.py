@@ -323,6 +323,12 @@ def test_a_textfile_is_whole_readable_and_says_when_the_agent_is_away(tmp_path: 
     assert CliRunner().invoke(cli, ["metrics", "--listen", "x:y"]).exit_code == 2
 
 
+def test_a_textfile_that_cannot_be_written_is_an_error_and_no_output(tmp_path: Path) -> None:
+    words = ["--socket", str(tmp_path / "none"), "metrics", "--textfile", str(tmp_path / "none" / "x.prom")]
+    done = CliRunner().invoke(cli, words)
+    assert (done.exit_code, done.stdout, "No such file" in done.stderr) == (2, "", True)
+
+
 def test_a_real_node_exporter_takes_the_textfile(tmp_path: Path) -> None:
     """It drops a whole file for one line that it does not like, or for a metric that it has itself."""
     exporter = program("prometheus-node-exporter")

@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import click
 import pytest
 
+from mpsagent.cli import completions
 from tests.api.stand_in import Served, StandIn, serve
 from tests.cli.program import PROGRAM
 
@@ -111,3 +113,16 @@ def test_users_processes_instances_and_jobs_are_offered(words: str, offered: str
     }  # fmt: skip
     done = subprocess.run([PROGRAM], env=env, capture_output=True, text=True, timeout=60, check=False)
     assert f"plain,{offered}" in done.stdout.splitlines()
+
+
+def test_the_rows_of_a_page_are_completed_and_no_agent_is_no_error(served: Served, tmp_path: Path) -> None:
+    def of(path: Path) -> click.Context:
+        context = click.Context(click.Command("x"))
+        context.params = {"path": str(path)}
+        return context
+
+    option = click.Option(["--user"])
+    assert completions.users(of(served.path), option, "") == ["alice", "bob", "carol"]
+    assert completions.users(of(served.path), option, "al") == ["alice"]
+    assert completions.users(of(served.path), option, "x") == []
+    assert completions.users(of(tmp_path / "none"), option, "") == []

@@ -5,6 +5,7 @@ What changes on purpose is changed there in the same commit, with the reason: `m
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -79,3 +80,10 @@ def test_every_page_has_its_shape(name: str) -> None:
     ):
         body = json.loads(json.dumps(page))
         assert TypeAdapter(shape).validate_python(body) == body
+
+
+def test_a_cgroup_without_a_section_is_explained_as_the_user() -> None:
+    backend = idle()[0].backend
+    alone, there = (asyncio.run(backend.explain("alice", cgroup)) for cgroup in (None, "/nowhere"))
+    assert list(there.keys() - alone.keys()) == ["cgroup"]
+    assert there["cgroup"]
