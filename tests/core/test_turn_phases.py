@@ -166,12 +166,32 @@ def test_what_becomes_of_a_phase(phase: str, event: str) -> None:
     assert all(proc.pid in stage.served for proc in waits if proc.pid in stage.procs)
 
 
-def test_an_open_turn_that_nobody_has_taken_up_is_looked_at_when_the_first_of_its_times_comes() -> None:
+@pytest.mark.parametrize("hang_server", [TAKE_UP - 5, TAKE_UP + 5])
+def test_an_open_turn_that_nobody_has_taken_up_is_looked_at_when_the_first_of_its_times_comes(
+    hang_server: float,
+) -> None:
     """Nothing else may happen until then: a user whose hand-overs fail has the GPU for ``TAKE_UP`` at most."""
     now = START + 40
-    for hang_server in (TAKE_UP - 5, TAKE_UP + 5):
-        state = busy_state()
-        view = View(replace(state, policy=replace(state.policy, hang_server=hang_server)), turn=Turn(USER, now - 1))
-        moment = Moment(view, Memory(turn=view.turn), now)
-        assert turns._open(moment) == min(now - 1 + hang_server, now + TAKE_UP)
-        assert (moment.turn.phase, moment.turn.tried) == ("open", now)
+    since = now - 1
+    state = busy_state()
+    view = View(replace(state, policy=replace(state.policy, hang_server=hang_server)), turn=Turn(USER, since))
+
+    def look(turn: Turn | None, at: float) -> tuple[float | None, Turn]:
+        moment = Moment(view, Memory(turn=turn), at)
+        return turns._open(moment), moment.turn
+
+    wake, turn = look(view.turn, now)
+    assert (wake, turn.phase, turn.tried) == (min(since + hang_server, now + TAKE_UP), "open", now)
+    late = now + TAKE_UP - 0.5
+    wake, later = look(turn, late)
+    contested = late >= since + hang_server
+    assert (later.phase, later.tried) == ("contested" if contested else "open", now)
+    assert (wake, later.contested) == (
+        min(since + hang_server, now + TAKE_UP),
+        since + hang_server if contested else None,
+    )
+    wake, last = look(turn, now + TAKE_UP)
+    assert (wake, last.phase) == (None, "shut")
+    taken = replace(turn, began=now)
+    assert look(taken, now)[1].contested == max(now, START + 10)
+    assert look(replace(taken, tried=None), now)[1].tried is None
