@@ -9,6 +9,7 @@ import pytest
 
 from mpsagent.core import inputs as inp
 from mpsagent.core import turns
+from mpsagent.core.queue import Queue
 from mpsagent.core.turn_memory import Memory, Moment
 from mpsagent.core.turns import PHASES, TAKE_UP
 from mpsagent.core.view import Turn, View
@@ -195,3 +196,12 @@ def test_an_open_turn_that_nobody_has_taken_up_is_looked_at_when_the_first_of_it
     taken = replace(turn, began=now)
     assert look(taken, now)[1].contested == max(now, START + 10)
     assert look(replace(taken, tried=None), now)[1].tried is None
+
+
+def test_a_turn_that_its_user_has_left_begins_anew_with_the_next_process() -> None:
+    """Its old times would shorten the next use of the GPU, or end it without an announcement."""
+    view = View(replace(busy_state(), clients={}, held=Queue()), turn=Turn(USER, START))
+    old = replace(Turn(USER, START), contested=START + 1, warned=START + 2, began=START + 3, tried=START + 4)
+    moment = Moment(view, Memory(turn=old), START + 40)
+    assert turns._present(moment) is None
+    assert moment.turn == Turn(USER, START, phase="idle")
