@@ -20,6 +20,7 @@ from mpsagent.core.model import Attachment, Control, Drain, Held, StartFailure, 
 from mpsagent.core.queue import Queue
 from mpsagent.core.view import UNCONFIRMED, Turn
 from mpsagent.mps.limits import Limits
+from mpsagent.policy import instances
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
@@ -59,7 +60,8 @@ def test_a_hand_over_that_takes_longer_than_its_deadlines_is_a_wait_that_nothing
     """Users who work together wait for no turn."""
     policy, _ = load([("p", '[instance.gpu]\nsharing = "one-server"\n')])
     assert policy is not None
-    core = Core(State(policy))
+    core = Core(State(instances.of(policy, "gpu")))
+    assert core.view().together
     core.engines[None].state = replace(
         core.state, control=Control(pid=5, started=1.0, socket="/c", version=13000, proven=True),
         held=Queue().put(Held(1, Peer(10, USER, USER, 1), 100.0, handing=100.0)),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from mpsagent.linux import peers, proc
 
@@ -34,3 +37,11 @@ def test_the_start_time_of_a_peer_is_known_while_it_lives(tmp_path: Path) -> Non
         with sock:
             assert peers.start_of_peer(sock, child.pid, 0) == 0
             assert peers.start_of_peer(sock, child.pid, start) == 0
+
+
+def test_a_peer_without_a_pidfd_has_no_start_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of its process may be another's."""
+    monkeypatch.setattr(peers, "peer_pidfd", lambda *_: None)
+    one, other = socket.socketpair()
+    with one, other:
+        assert peers.start_of_peer(one, os.getpid(), 0) == 0
