@@ -11,7 +11,7 @@ import time
 
 sys.path.insert(0, sys.argv[1])
 
-from mpsagent_sim import rendezvous, wire
+from mpsagent_sim import rendezvous
 
 FAILED = 99
 
@@ -33,11 +33,11 @@ def knock(path: str, there: int | None = None) -> float | None:
         return None
     status = rendezvous.meet(server, 0, rendezvous.NO_DEVICE)
     if status == 0:
-        wire.send(server, "NAME 3f")
+        rendezvous.send(server, b"NAME 3f")
     rendezvous.send_status(control, status or 0)
     control.close()
     if status == 0:
-        wire.Lines(server).wait()
+        rendezvous.receive(server)
     server.close()
     return took if status == 0 else None
 

@@ -1,148 +1,133 @@
 """The control daemon: one thread, one connection at a time, blocking wherever the real one was seen to block."""
 
-import _socket
-import gc
-import os
-import select
-import signal
-import sys
-import time
-from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
-from typing import NoReturn
+from __future__ import annotations
 
-from mpsagent_sim import gpu, limits, rendezvous, server, texts, wire
-from mpsagent_sim.control_files import AlreadyRunning, Files
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
+
+from mpsagent_sim import gpu, limits, rendezvous, texts
 from mpsagent_sim.control_servers import Server
 from mpsagent_sim.control_session import Session
-from mpsagent_sim.delays import Delays
-from mpsagent_sim.process_title import ProcessTitle
 from mpsagent_sim.turns import Turns
+
+if TYPE_CHECKING:
+    from mpsagent_sim.host import Connection, DaemonHost, Steps
+
+
+class Exit(Exception):
+    """The daemon exits."""
 
 
 class Daemon:
-    """State and loop. Making one takes the pipe directory; raises AlreadyRunning, OSError, ValueError."""
-
-    def __init__(self, foreground: bool, multiuser: bool) -> None:
-        self.foreground, self.multiuser = foreground, multiuser
-        self.files = Files()
-        self.pipe = self.files.pipe
-        self.owner = os.getuid()
-        self.title = ProcessTitle()
-        self.server_log, control_log = self.files.open(foreground)
-        self.log = wire.Log(control_log, "Control")
-        self.listeners = self.files.listen()
-        words = ["nvidia-cuda-mps-control", "-f" if foreground else "-d"]
-        self.title.set(*words, *(["--multiuser-server"] if multiuser else []))
-        self.log.write(
-            texts.STARTING.format(pipe=self.pipe), texts.CONNECT_HINT.format(pipe=self.pipe), texts.CONTROL_VERSION
-        )
+    def __init__(self, host: DaemonHost, multiuser: bool) -> None:
+        self.host, self.multiuser = host, multiuser
+        self.log = host.log
+        self.delays = host.delays
         self.turns = Turns()
         self.servers: dict[int, Server] = {}
         self.server: Server | None = None
-        self.waiting: dict[int, tuple[_socket.socket, int]] = {}
+        self.waiting: dict[int, tuple[Connection, int]] = {}
         self.ui: Session | None = None
-        self.leaked: list[_socket.socket] = []
+        self.leaked: list[Connection] = []
         self.next_try: float | None = None
         self.quitting = False
         self.exit_status = 0
         self.quit_at: float | None = None
         self.after_a_kill = False
-        everything = gpu.machine(int(os.environ.get("MPSSIM_GPUS") or 1))
-        self.devices = gpu.visible(everything, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        self.delays = Delays(float(os.environ.get("MPSSIM_SPEED") or 1), os.environ.get("MPSSIM_SEED"))
-        given = limits.percentage(os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", ""))
+        environment = host.environment
+        everything = gpu.machine(int(environment.get("MPSSIM_GPUS") or 1))
+        self.devices = gpu.visible(everything, environment.get("CUDA_VISIBLE_DEVICES"))
+        given = limits.percentage(environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", ""))
         self.default_percentage = 100.0 if given is None else given
         self.default_limits: dict[int, int] = {}  # CUDA_MPS_PINNED_DEVICE_MEM_LIMIT has no effect (07 W1)
         self.default_priority = 0
+        pipe = host.pipe
+        self.log.write(texts.STARTING.format(pipe=pipe), texts.CONNECT_HINT.format(pipe=pipe), texts.CONTROL_VERSION)
 
     # the loop
 
-    def run(self) -> NoReturn:
-        gc.freeze()
-        while True:
-            poll = select.poll()
-            for listener in self.listeners:
-                poll.register(listener.fileno(), select.POLLIN)
-            if self.ui is not None and not self.quitting:
-                poll.register(self.ui.connection.fileno(), select.POLLIN)
-            for one in self.servers.values():
-                if one.gone_at is None:
-                    poll.register(one.pidfd, select.POLLIN)
-            ready = {fd for fd, _ in poll.poll(self._timeout_ms())}
-            for listener in self.listeners:
-                # all who have connected, before anything else is done (Q10 of the real runs)
-                while listener.fileno() in ready and self.connection_waits(listener):
-                    self.accept(listener)
-            ui = None if self.quitting else self.ui  # `quit` keeps its front-end until the end
-            if ui is not None and ui.connection.fileno() in ready:
-                self.user_interface(ui)
-            now = time.monotonic()
-            for one in list(self.servers.values()):
-                if one.pidfd in ready and one.gone_at is None:
-                    one.gone_at = now if one.dismissed else now + self.delays.killed_exit()
-            self.timers(now)
+    def run(self) -> Steps[int]:
+        """Return the exit status."""
+        try:
+            return (yield from self.serve())
+        except Exit:
+            return 0
 
-    def _timeout_ms(self) -> float | None:
+    def serve(self) -> Steps[int]:
+        while True:
+            ui = None if self.quitting else self.ui  # `quit` keeps its front-end until the end
+            running = [one for one in self.servers.values() if one.gone_at is None]
+            files = [listener.file for listener in self.host.listeners]
+            files += [one.process.file for one in running]
+            if ui is not None:
+                files.append(ui.connection.file)
+            yield files, self._until()
+            commanded = ui is not None and ui.connection.readable()
+            exited = [one for one in running if one.process.readable()]
+            for listener in self.host.listeners:
+                # all connections that have come, before anything else is done (Q10 of the real runs)
+                while (connection := listener.accept()) is not None:
+                    yield from self.accept(connection, privileged=listener is self.host.listeners[1])
+            if ui is not None and commanded:
+                yield from self.user_interface(ui)
+            now = self.host.now
+            for one in exited:
+                one.gone_at = now if one.dismissed else now + self.delays.killed_exit()
+            yield from self.timers(now)
+
+    def _until(self) -> float | None:
         times = [at for at in (self.next_try, self.quit_at) if at is not None]
         times += [one.gone_at for one in self.servers.values() if one.gone_at is not None]
-        return max(0.0, (min(times) - time.monotonic()) * 1000 + 0.5) if times else None
+        return min(times, default=None)
 
-    def timers(self, now: float) -> None:
+    def timers(self, now: float) -> Steps[None]:
         for one in list(self.servers.values()):
             if one.gone_at is not None and now >= one.gone_at:
                 self.reap(one)
         if self.quit_at is not None and now >= self.quit_at:
             self.quit_at = None
             if self.server is not None and not self.server.dismissed:
-                self.try_shutdown(self.server, force=True)
+                yield from self.try_shutdown(self.server, force=True)
         if self.next_try is not None and now >= self.next_try:
             self.next_try = None
             if self.server is not None and not self.server.dismissed:
-                self.try_shutdown(self.server, by_timer=True)
+                yield from self.try_shutdown(self.server, by_timer=True)
 
     # connections
 
-    def connection_waits(self, listener: _socket.socket) -> bool:
-        poll = select.poll()
-        poll.register(listener.fileno(), select.POLLIN)
-        return bool(poll.poll(0))
-
-    def accept(self, listener: _socket.socket) -> None:
-        fd, _ = listener._accept()  # type: ignore[attr-defined]
-        connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, fileno=fd)
+    def accept(self, connection: Connection, privileged: bool) -> Steps[None]:
         self.log.write(texts.ACCEPTING)
-        connection.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
-        if not rendezvous.send(connection, rendezvous.GREETING):
+        if not connection.send(rendezvous.GREETING):
             self.log.write(texts.UNABLE_TO_ACCEPT)  # it has gone already
             connection.close()
             return
         # it waits for each answer without a limit: a silent peer blocks the daemon (X29)
-        peer = rendezvous.credentials(connection)
-        if peer is None:
+        message = yield from connection.receive()
+        message.close()
+        if message.data != rendezvous.CREDENTIALS or message.credentials is None:
             self.log.write(texts.NO_CREDENTIALS)
             connection.close()
             return
-        pid, uid, _ = peer
-        privileged = listener is self.listeners[1]
-        if privileged and uid not in (0, self.owner):
+        pid, uid, _ = message.credentials
+        if privileged and uid not in (0, self.host.owner):
             self.log.write(texts.NOT_PRIVILEGED)
             connection.close()
             return
         one = self.servers.get(pid)
-        if one is not None and one.lines is None:
-            self.server_connected(one, connection)
+        if one is not None and one.connection is None:
+            yield from self.server_connected(one, connection)
             return
-        kind = rendezvous.receive(connection)
+        kind = yield from connection.receive()
         kind.close()
         if kind.data == rendezvous.CLIENT:
-            self.client(connection, pid, uid)
+            yield from self.client(connection, pid, uid)
             return
         if kind.data == rendezvous.FRONT_END:
             # a second front-end is rejected while one is open (03 Q4), and during `quit` (02 R10)
             if self.ui is None and not self.quitting:
-                self.ui = Session(connection, uid, privileged)
+                self.ui = Session(self.host, connection, uid, privileged)
                 self.log.write(texts.NEW_UI)
                 return
         elif kind.data == rendezvous.SERVER:
@@ -157,69 +142,63 @@ class Daemon:
             self.log.write(texts.KIND_UNREADABLE)
         connection.close()
 
-    def client(self, connection: _socket.socket, pid: int, uid: int) -> None:
+    def client(self, connection: Connection, pid: int, uid: int) -> Steps[None]:
         """Pass a client's connection (for a channel or a context) to its user's server, or let it wait."""
         if self.quitting:
             connection.close()
             return
         if self.multiuser:
             uid = 0
-        key = connection.fileno()
+        key = connection.fd
         todo = self.turns.client(uid, key)
         if todo == "attach":
             self.log.write(texts.CLIENT_ATTACHED.format(pid=pid, uid=uid))
-            self.attach(connection, pid)
+            yield from self.attach(connection, pid)
             return
         self.log.write(texts.CLIENT_PENDING.format(pid=pid, uid=uid))
         self.waiting[key] = (connection, pid)
-        self.follow(todo)
+        yield from self.follow(todo)
 
-    def attach(self, connection: _socket.socket, pid: int) -> None:
-        """Hand the client over to the server; its connection ends with that."""
-        if self.server is not None:
-            self.server.take(connection, pid)
-        connection.close()
+    def attach(self, client: Connection, pid: int) -> Steps[None]:
+        """Hand a client over: one end of a new pair of sockets to the server, the other one to the client.
 
-    def follow(self, todo: str) -> None:
+        Then wait for the client's word that the two have met, or for its end: a hung server holds up the daemon (X15).
+        """
+        ours, theirs = self.host.pair()
+        orders = None if self.server is None else self.server.connection
+        # a server that has died and is not noticed yet cannot take it: the client is turned away
+        taken = orders is not None and orders.send(b"ATTACH %d" % pid, ours)
+        ours.close()
+        told = taken and client.send(rendezvous.DESCRIPTOR, theirs)
+        theirs.close()
+        if told:
+            status = yield from client.receive()
+            status.close()
+        client.close()
+
+    def follow(self, todo: str) -> Steps[None]:
         """Do what `Turns` answered."""
         if todo == "start":
             uid = self.turns.next_user()
             if uid is not None:
                 self.start_server(uid)
         elif todo == "try" and self.server is not None:
-            self.try_shutdown(self.server)
+            yield from self.try_shutdown(self.server)
 
     # servers
 
     def start_server(self, uid: int) -> None:
         self.turns.starting(uid)
         after_a_kill, self.after_a_kill = self.after_a_kill, False
-        pid = os.fork()
-        if pid == 0:
-            self._become_server(uid, after_a_kill)
-        self.server = self.servers[pid] = Server(pid, uid)
+        process = self.host.start_server(uid, after_a_kill)
+        self.server = self.servers[process.pid] = Server(process, uid)
 
-    def _become_server(self, uid: int, after_a_kill: bool) -> NoReturn:
-        status = 1
-        try:
-            self.log.pid = os.getpid()
-            self.log.write(texts.STARTING_SERVER.format(pid=os.getpid(), uid=uid))
-            kept = max(self.server_log, 2)
-            os.closerange(3, kept)
-            os.closerange(kept + 1, 4096)
-            os.dup2(os.open("/dev/null", os.O_RDWR), 0)  # it may have been a client's (X28)
-            os.chdir("/")
-            self.title.set("nvidia-cuda-mps-server", *(["-multiuser-server"] if self.multiuser else []))
-            status = server.main(self.pipe, self.server_log, self.devices, self.delays, uid, after_a_kill)
-        except BaseException as error:
-            wire.Log(self.server_log, "Other").write(f"simulator error: {error!r}")
-        finally:
-            os._exit(status)
-
-    def server_connected(self, one: Server, connection: _socket.socket) -> None:
+    def server_connected(self, one: Server, connection: Connection) -> Steps[None]:
         """Wait for a new server's introduction, which it sends when it is ready, and serve nothing else meanwhile."""
-        lines = one.lines = wire.Lines(connection)
-        kind = rendezvous.receive(connection).data
+        one.connection = connection
+        message = yield from connection.receive()
+        message.close()
+        kind = message.data
         if kind == rendezvous.FAILED:
             one.failed = True
             self.log.write(texts.SERVER_FAILED)
@@ -229,22 +208,19 @@ class Daemon:
             return
         one.ready = True
         self.log.write(texts.SERVER_READY.format(pid=one.pid))
-        wire.send(lines.connection, f"PERCENTAGE {self.default_percentage}")
         # the device that was named last for the first time comes first (S3 of recording 01 and of the real runs)
-        for device, mebibytes in reversed(self.default_limits.items()):
-            if mebibytes:
-                wire.send(lines.connection, f"LIMIT {device} {mebibytes}")
-        wire.send(lines.connection, f"START {self.default_priority}")
+        given = [f"{device}={size}" for device, size in reversed(self.default_limits.items()) if size]
+        connection.send(" ".join([str(self.default_percentage), str(self.default_priority), *given]).encode())
         attach, others = self.turns.ready()
         for key in attach:
-            self.attach(*self.waiting.pop(key))
+            yield from self.attach(*self.waiting.pop(key))
         if others or self.quitting:
-            self.try_shutdown(one)
+            yield from self.try_shutdown(one)
 
-    def try_shutdown(self, one: Server, by_timer: bool = False, force: bool = False) -> None:
+    def try_shutdown(self, one: Server, by_timer: bool = False, force: bool = False) -> Steps[None]:
         first = not by_timer
         self.log.write((texts.TRY_FIRST if first else texts.TRY_AGAIN).format(pid=one.pid))
-        reply = one.ask("SHUTDOWN")
+        reply = yield from one.ask("SHUTDOWN")
         if reply is None:
             return  # it was killed; its pidfd tells
         word, _, count = reply.partition(" ")
@@ -258,11 +234,13 @@ class Daemon:
             self.log.write(texts.FORCE.format(pid=one.pid))
             self.dismiss(one)
             one.dismissed = False  # it does not say goodbye: notice comes as for a killed one
-            signal.pidfd_send_signal(one.pidfd, signal.SIGKILL)
-            one.lines = None
+            one.process.kill()
+            if one.connection is not None:
+                one.connection.close()
+                one.connection = None
             return
         interval_ms = self.turns.back_off.busy(by_timer)
-        self.next_try = time.monotonic() + interval_ms / 1000
+        self.next_try = self.host.now + interval_ms / 1000
         self.log.write(texts.NEXT_TRY.format(pid=one.pid, ms=interval_ms))
 
     def dismiss(self, one: Server) -> None:
@@ -271,23 +249,21 @@ class Daemon:
         self.next_try = None
 
     def reap(self, one: Server) -> None:
-        _, status = os.waitpid(one.pid, 0)
+        status = one.process.reap()
         # whatever else happened to it, a server is reported with status 0 (02 R6, X19 of the real runs)
-        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
         self.log.write(texts.SERVER_EXITED.format(pid=one.pid, status=int(one.failed)))
         if one.failed:
             self.exit_status = 1
             if self.turns.failed():
                 self.log.write(texts.REMOVED_SHM)
                 self.give_up()
-        elif code:
+        elif status:
             self.give_up()
         if not one.ready:
-            self.close_descriptor_0()
+            self.host.close_descriptor_0(self._connections())
         self.after_a_kill = not one.dismissed
-        os.close(one.pidfd)
-        if one.lines is not None:
-            one.lines.connection.close()
+        if one.connection is not None:
+            one.connection.close()
         del self.servers[one.pid]
         if self.server is one:
             self.server = None
@@ -298,17 +274,10 @@ class Daemon:
             elif uid is not None:
                 self.start_server(uid)
 
-    def close_descriptor_0(self) -> None:
-        """Close descriptor 0, as the real daemon does when a server exits that was never Ready (X28)."""
-        if (client := self.waiting.get(0)) is not None:  # it stays in the list
-            client[0].shutdown(_socket.SHUT_RDWR)
-            return
-        if self.ui is not None and self.ui.connection.fileno() == 0:
-            self.ui.connection.shutdown(_socket.SHUT_RDWR)
-            return
-        if all(one.lines is None or one.lines.connection.fileno() != 0 for one in self.servers.values()):
-            with suppress(OSError):
-                os.close(0)
+    def _connections(self) -> list[Connection]:
+        ui = [] if self.ui is None else [self.ui.connection]
+        servers = [one.connection for one in self.servers.values() if one.connection is not None]
+        return [*(client for client, _ in self.waiting.values()), *ui, *servers]
 
     def give_up(self) -> None:
         """The server could not start (no way into the pipe directory): its user's clients wait no longer."""
@@ -318,15 +287,15 @@ class Daemon:
 
     # front-ends
 
-    def user_interface(self, ui: Session) -> None:
+    def user_interface(self, ui: Session) -> Steps[None]:
         """Read a command of the open front-end, or its end."""
-        command = ui.command()
+        command = yield from ui.command()
         if command is None:
             self.log.write(texts.UI_CLOSED)
             self.close_ui()
             return
         self.log.write(texts.COMMAND.format(command=command))
-        execute(self, command, ui)
+        yield from execute(self, command, ui)
 
     def say(self, *lines: str) -> None:
         """An answer: to the front-end and into the log."""
@@ -340,10 +309,10 @@ class Daemon:
             self.ui.end(self.exit_status if self.quitting else 0)
             self.ui = None
 
-    def quit(self, timeout: float | None) -> None:
+    def quit(self, timeout: float | None) -> Steps[None]:
         self.quitting = True
         if timeout is not None:
-            self.quit_at = time.monotonic() + timeout
+            self.quit_at = self.host.now + timeout
         for connection, _ in self.waiting.values():
             connection.close()
         self.waiting.clear()
@@ -351,13 +320,13 @@ class Daemon:
         if self.server is None:
             self.exit()
         elif not self.server.dismissed:
-            self.try_shutdown(self.server)
+            yield from self.try_shutdown(self.server)
 
     def exit(self) -> NoReturn:
         self.log.write(texts.EXIT.format(status=self.exit_status))
-        self.files.leave()
+        self.host.remove_files()
         self.close_ui()
-        os._exit(0)
+        raise Exit
 
 
 # The commands and their answers, word for word. Exit status 0 whatever happens.
@@ -394,9 +363,9 @@ def _tell(daemon: Daemon, reply: str | None) -> None:
         daemon.say(*reply.split(";"))
 
 
-def _forward(question: str, daemon: Daemon, words: list[str]) -> None:
+def _forward(question: str, daemon: Daemon, words: list[str]) -> Steps[None]:
     if found := _find(daemon, words):
-        _tell(daemon, found.ask(question))
+        _tell(daemon, (yield from found.ask(question)))
 
 
 def _device_rows(daemon: Daemon, csv: bool) -> list[str]:
@@ -407,7 +376,7 @@ def _device_rows(daemon: Daemon, csv: bool) -> list[str]:
     return [texts.DEVICE_HEADER, *rows]
 
 
-def execute(daemon: Daemon, command: str, ui: Session) -> None:
+def execute(daemon: Daemon, command: str, ui: Session) -> Steps[None]:
     """Execute a command of the open front-end. Text after a newline in it was only written into the log."""
     command = command.partition("\n")[0]
     words = command.split()
@@ -415,23 +384,21 @@ def execute(daemon: Daemon, command: str, ui: Session) -> None:
     handler = _COMMANDS.get(name)
     if handler is None:
         daemon.say(texts.UNKNOWN_COMMAND.format(command=command if not words else name))
-    elif ui.privileged:
-        handler(daemon, words)
-    elif name == "quit":
+    elif name == "quit" and not ui.privileged:
         daemon.say(texts.NO_QUIT_PRIVILEGE)
-    elif name in _PRIVILEGED:
+    elif name in _PRIVILEGED and not ui.privileged:
         daemon.say(texts.NO_PRIVILEGE.format(uid=ui.uid))
-    else:
-        handler(daemon, words)
+    elif (steps := handler(daemon, words)) is not None:
+        yield from steps
 
 
-def get_device_client_list(daemon: Daemon, words: list[str]) -> None:
+def get_device_client_list(daemon: Daemon, words: list[str]) -> Steps[None]:
     named = [_find(daemon, words)] if len(words) > 1 else list(daemon.servers.values())
     for one in filter(None, named):
-        _tell(daemon, one.ask("DEVICE_CLIENTS"))
+        _tell(daemon, (yield from one.ask("DEVICE_CLIENTS")))
 
 
-def ps(daemon: Daemon, words: list[str]) -> None:
+def ps(daemon: Daemon, words: list[str]) -> Steps[None]:
     if "-p" in words:
         at = words.index("-p") + 1
         found = daemon.servers.get(_number(words, at))
@@ -448,7 +415,7 @@ def ps(daemon: Daemon, words: list[str]) -> None:
             return
     rows: list[str] = []
     for one in servers:
-        for row in (one.ask("PS") or "").split(";"):
+        for row in ((yield from one.ask("PS")) or "").split(";"):
             columns, _, name = row.partition("|")
             if name:  # whatever the client is called, line feeds and all: MPS prints it as it is
                 rows.append(f"{columns}{os.fsdecode(bytes.fromhex(name)):<15}")
@@ -465,14 +432,14 @@ def set_default_active_thread_percentage(daemon: Daemon, words: list[str]) -> No
     daemon.say(str(daemon.default_percentage))
 
 
-def set_active_thread_percentage(daemon: Daemon, words: list[str]) -> None:
+def set_active_thread_percentage(daemon: Daemon, words: list[str]) -> Steps[None]:
     if found := _find(daemon, words):
         value = limits.percentage(words[2] if len(words) > 2 else "")
         if value is None:
             daemon.log.write(texts.BAD_PERCENTAGE)
-            _tell(daemon, found.ask("GET_PERCENTAGE"))
+            _tell(daemon, (yield from found.ask("GET_PERCENTAGE")))
         else:
-            _tell(daemon, found.ask(f"SET_PERCENTAGE {value}"))
+            _tell(daemon, (yield from found.ask(f"SET_PERCENTAGE {value}")))
 
 
 def set_default_device_pinned_mem_limit(daemon: Daemon, words: list[str]) -> None:
@@ -489,64 +456,64 @@ def get_default_device_pinned_mem_limit(daemon: Daemon, words: list[str]) -> Non
         daemon.say(limits.shown(value))
 
 
-def set_device_pinned_mem_limit(daemon: Daemon, words: list[str]) -> None:
+def set_device_pinned_mem_limit(daemon: Daemon, words: list[str]) -> Steps[None]:
     if found := _find(daemon, words):
         mebibytes = limits.memory(words[3] if len(words) > 3 else "")
-        found.ask(f"SET_LIMIT {_number(words, 2)} {mebibytes}")
+        yield from found.ask(f"SET_LIMIT {_number(words, 2)} {mebibytes}")
 
 
-def get_device_pinned_mem_limit(daemon: Daemon, words: list[str]) -> None:
+def get_device_pinned_mem_limit(daemon: Daemon, words: list[str]) -> Steps[None]:
     if found := _find(daemon, words):
-        mebibytes = int(found.ask(f"GET_LIMIT {_number(words, 2)}") or 0)
+        mebibytes = int((yield from found.ask(f"GET_LIMIT {_number(words, 2)}")) or 0)
         if mebibytes:
             daemon.say(limits.shown(mebibytes))
 
 
-def set_default_client_priority(daemon: Daemon, words: list[str]) -> None:
+def set_default_client_priority(daemon: Daemon, words: list[str]) -> Steps[None]:
     daemon.default_priority = _number(words, 1)
     for one in daemon.servers.values():
-        one.ask(f"PRIORITY {daemon.default_priority}")
+        yield from one.ask(f"PRIORITY {daemon.default_priority}")
 
 
-def device_query(daemon: Daemon, words: list[str]) -> None:
+def device_query(daemon: Daemon, words: list[str]) -> Steps[None]:
     rows = _device_rows(daemon, "--csv" in words)
     daemon.say("Default", *rows)
     for one in daemon.servers.values():
-        if one.ask("DEVICE_QUERY") is not None:
+        if (yield from one.ask("DEVICE_QUERY")) is not None:
             daemon.say(f"\nServer {one.pid}", *rows)
 
 
-def start_server(daemon: Daemon, words: list[str]) -> None:
+def start_server(daemon: Daemon, words: list[str]) -> Steps[None]:
     if len(words) < 3 or words[1] != "-uid" or not words[2].isdigit():
         daemon.say(texts.UID_REQUIRED)
         return
     uid = 0 if daemon.multiuser else int(words[2])
-    daemon.follow(daemon.turns.start_request(uid))
+    yield from daemon.follow(daemon.turns.start_request(uid))
 
 
-def shutdown_server(daemon: Daemon, words: list[str]) -> None:
+def shutdown_server(daemon: Daemon, words: list[str]) -> Steps[None]:
     found = _find(daemon, words)
-    if found is not None and not found.dismissed and found.lines is not None:
-        daemon.try_shutdown(found, force="-f" in words)
+    if found is not None and not found.dismissed and found.connection is not None:
+        yield from daemon.try_shutdown(found, force="-f" in words)
 
 
-def terminate_client(daemon: Daemon, words: list[str]) -> None:
+def terminate_client(daemon: Daemon, words: list[str]) -> Steps[None]:
     found = _find(daemon, words)
     if found is None:
         daemon.say(f"Server {_number(words, 1)} not found!", "1")
         return
-    daemon.say(found.ask(f"TERMINATE {_number(words, 2)}") or "1")
+    daemon.say((yield from found.ask(f"TERMINATE {_number(words, 2)}")) or "1")
 
 
-def leave(daemon: Daemon, words: list[str]) -> None:
+def leave(daemon: Daemon, words: list[str]) -> Steps[None]:
     timeout = None
     if "-t" in words:
         timeout = float(_number(words, words.index("-t") + 1))
         daemon.log.write(texts.QUIT_TIMEOUT.format(seconds=int(timeout)))
-    daemon.quit(timeout)
+    yield from daemon.quit(timeout)
 
 
-_COMMANDS: dict[str, Callable[[Daemon, list[str]], None]] = {
+_COMMANDS: dict[str, Callable[[Daemon, list[str]], Steps[None] | None]] = {
     "get_server_list": lambda daemon, _: daemon.say(*map(str, daemon.servers)) if daemon.servers else None,
     "get_server_status": partial(_forward, "STATUS"),
     "get_client_list": partial(_forward, "CLIENTS"),
@@ -568,41 +535,3 @@ _COMMANDS: dict[str, Callable[[Daemon, list[str]], None]] = {
     "terminate_client": terminate_client,
     "quit": leave,
 }
-
-
-def _run(foreground: bool, multiuser: bool, report: int | None) -> NoReturn:
-    try:
-        daemon = Daemon(foreground, multiuser)
-    except AlreadyRunning:
-        os.write(1, texts.ALREADY_RUNNING.encode())
-        os._exit(1)
-    except (OSError, ValueError) as error:
-        os.write(2, f"mpsagent-sim: {error}\n".encode())
-        os._exit(1)
-    if report is not None:
-        os.write(report, b"+")
-        os.close(report)
-        null = os.open("/dev/null", os.O_RDWR)
-        for fd in (0, 1, 2):
-            os.dup2(null, fd)
-        os.close(null)
-    try:
-        daemon.run()
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        daemon.log.write("simulator error: " + repr(sys.exc_info()[1]))
-    os._exit(1)
-
-
-def main(foreground: bool, multiuser: bool) -> int:
-    """Run in the foreground, or start in the background and return when that daemon is up."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if foreground:
-        _run(True, multiuser, None)
-    reader, writer = os.pipe()
-    if os.fork() == 0:
-        os.close(reader)
-        os.setsid()
-        _run(False, multiuser, writer)
-    os.close(writer)
-    return 0 if os.read(reader, 1) == b"+" else 1

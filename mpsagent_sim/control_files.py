@@ -33,7 +33,7 @@ class Files:
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            wire.Log(server_log, "Other").write(texts.LOG_DIRECTORY.format(directory=self.logs))
+            wire.Log(server_log, "Other", os.getpid()).write(texts.LOG_DIRECTORY.format(directory=self.logs))
             raise AlreadyRunning from error
         return server_log, 1 if foreground else self._append("control.log")
 

@@ -43,6 +43,10 @@ _ERRORS = {
 }  # fmt: skip
 
 
+def _error(status: int) -> str:
+    return f"CUDA_ERROR_{_ERRORS.get(status, 'UNKNOWN')}"
+
+
 class Cuda:
     """The process's state in the driver: one device, one context, under MPS or (channel is None) without."""
 
@@ -51,9 +55,8 @@ class Cuda:
         self.error: str | None = None
         self.held = False  # the device stands still: a neighbour is being terminated
         self.channel: _socket.socket | None = None
-        self.told: wire.Lines | None = None  # what comes there
-        self.context: wire.Lines | None = None
-        self.more: list[wire.Lines] = []
+        self.context: _socket.socket | None = None
+        self.more: list[_socket.socket] = []
         self.speed = float(os.environ.get("MPSSIM_SPEED") or 1)
         self.machine = gpu.machine(int(os.environ.get("MPSSIM_GPUS") or 1))
         self.devices = self.machine
@@ -99,18 +102,17 @@ class Cuda:
             control.close()
             return self._see(self.devices)
         # only the probe decides about inside or outside: whatever fails from here on is an error
-        answer, lines = self._meet(0, rendezvous.NO_DEVICE)
-        word, *rest = answer.split()
-        if word == "FAIL" or lines is None:
-            return "CUDA_ERROR_" + rest[0]
-        self.channel, self.told = lines.connection, lines
+        answer, self.channel = self._meet(0, rendezvous.NO_DEVICE)
+        rest = answer.split()[1:]
+        if self.channel is None:
+            return _error(int(rest[0]))
         self.entry.kind = "mps"
         self.speed = float(rest[0])
         return self._see([gpu.Device(int(ordinal)) for ordinal in rest[1].split(",")])
 
-    def _meet(self, context: int, device: int) -> tuple[str, wire.Lines | None]:
+    def _meet(self, context: int, device: int) -> tuple[str, _socket.socket | None]:
         """Carry out a rendezvous for a context; return the server's answer, and the connection unless refused."""
-        failed = "FAIL MPS_CONNECTION_FAILED"
+        failed = "FAIL 805"
         try:
             control = rendezvous.connect(f"{wire.directories()[0]}/control")
         except OSError:
@@ -124,14 +126,13 @@ class Cuda:
             control.close()
             connection.close()
             return failed, None
-        lines = wire.Lines(connection)
         if status == 0:
-            wire.send(connection, f"NAME {self._name()}")
+            rendezvous.send(connection, f"NAME {self._name()}".encode())
         rendezvous.send_status(control, status)
         control.close()
-        answer = f"FAIL {_ERRORS.get(status, 'UNKNOWN')}" if status else lines.wait()
-        if answer is not None and answer.startswith("OK"):
-            return answer, lines
+        answer = f"FAIL {status}" if status else wire.text(rendezvous.receive(connection, wire.MESSAGE).data)
+        if answer.startswith("OK"):
+            return answer, connection
         connection.close()
         return answer or failed, None
 
@@ -165,7 +166,7 @@ class Cuda:
             else:
                 said = [text.format(uuid=uuid) for uuid in known[:1] for text in texts.INVISIBLE_DEVICE]
             for text in said:
-                wire.send(self.channel, "LOG " + text)
+                rendezvous.send(self.channel, f"LOG {text}".encode())
         return "CUDA_ERROR_NO_DEVICE"
 
     def create_context(self, device: gpu.Device) -> str:
@@ -178,11 +179,10 @@ class Cuda:
                 return "CUDA_ERROR_DEVICE_UNAVAILABLE"
         else:
             at = [one.ordinal for one in self.instance].index(device.ordinal)
-            answer, lines = self._meet(1, at)
-            word, *rest = answer.split()
-            if word == "FAIL" or lines is None:
-                return "CUDA_ERROR_" + rest[0]
-            self.context = lines
+            answer, self.context = self._meet(1, at)
+            rest = answer.split()[1:]
+            if self.context is None:
+                return _error(int(rest[0]))
             percentage, limit = self._heard(at) if rest[0] == "-" else (float(rest[0]), int(rest[1]))
             self._take_limits(percentage, limit, at)
             time.sleep(float(rest[2]))
@@ -193,11 +193,11 @@ class Cuda:
     def _heard(self, at: int) -> tuple[float, int]:
         """Return the limits that the server of its channel had sent before it was killed. Without them the client has
         no memory limit and 8 multiprocessors, whatever the next server has (server-lost-at-start.txt)."""
-        assert self.told is not None
-        self.told.connection.setblocking(False)
-        while (line := self.told.wait()) is not None:
-            if line.startswith("LIMITS "):
-                _, percentage, sizes = line.split()
+        assert self.channel is not None
+        while (message := rendezvous.arrived(self.channel, wire.MESSAGE)) is not None and message.data:
+            word, *rest = wire.text(message.data).split()
+            if word == "LIMITS":
+                percentage, sizes = rest
                 return float(percentage), int(sizes.split(",")[at])
         return 0.0, 0
 
@@ -205,16 +205,16 @@ class Cuda:
         """cuCtxCreate in addition to the primary context."""
         if self.channel is not None:
             at = [one.ordinal for one in self.instance].index(self.device.ordinal)
-            answer, lines = self._meet(2 + len(self.more), at)
-            if lines is None:
-                return "CUDA_ERROR_" + answer.split()[1]
-            self.more.append(lines)
+            answer, context = self._meet(2 + len(self.more), at)
+            if context is None:
+                return _error(int(answer.split()[1]))
+            self.more.append(context)
         self._delay(66)
         return SUCCESS
 
     def everywhere(self) -> str:
         """A little work in each context."""
-        lost = any(rendezvous.hung_up(lines.connection) for lines in self.more)
+        lost = any(rendezvous.hung_up(one) for one in self.more)
         return "CUDA_ERROR_MPS_RPC_FAILURE" if lost else self.kernel(0.005)
 
     def _take_limits(self, percentage: float, limit: int, at: int) -> None:
@@ -266,29 +266,28 @@ class Cuda:
                 self._hear(self.context)
                 continue
             poll = select.poll()
-            poll.register(self.context.connection.fileno(), select.POLLIN)
+            poll.register(self.context.fileno(), select.POLLIN)
             if poll.poll(left * 1000 + 0.5):
                 self._hear(self.context)
         return self.error or SUCCESS
 
-    def _hear(self, context: wire.Lines) -> None:
-        context.read()
-        while (line := context.pop()) is not None:
-            if line == "STICKY" and self.error is None:
-                self.error = "CUDA_ERROR_ILLEGAL_ADDRESS"
-            elif line in ("HOLD", "GO"):
-                self.held = line == "HOLD"
-            elif line == "TERMINATE" and self.error is None:
-                self.error = "CUDA_ERROR_MPS_CLIENT_TERMINATED"
-                self.tell("TERMINATED")
-        if context.ended:
+    def _hear(self, context: _socket.socket) -> None:
+        line = wire.text(rendezvous.receive(context, wire.MESSAGE).data)
+        if line == "STICKY" and self.error is None:
+            self.error = "CUDA_ERROR_ILLEGAL_ADDRESS"
+        elif line in ("HOLD", "GO"):
+            self.held = line == "HOLD"
+        elif line == "TERMINATE" and self.error is None:
+            self.error = "CUDA_ERROR_MPS_CLIENT_TERMINATED"
+            self.tell("TERMINATED")
+        elif not line:
             self.error = self.error or "CUDA_ERROR_MPS_RPC_FAILURE"
-            context.connection.close()
+            context.close()
             self.context = None
 
     def tell(self, text: str) -> None:
         if self.context is not None:
-            wire.send(self.context.connection, text)
+            rendezvous.send(self.context, text.encode())
 
     def kernel(self, seconds: float) -> str:
         """Run a kernel, from launch to synchronisation."""
@@ -312,9 +311,9 @@ class Cuda:
         self.enough = True
 
     def leave(self, status: int) -> int:
-        for lines in (*self.more, self.context):
-            if lines is not None:
-                lines.connection.close()
+        for context in (*self.more, self.context):
+            if context is not None:
+                context.close()
         if self.channel is not None:
             self._delay(15)
             self.channel.close()
@@ -479,7 +478,7 @@ def _contexts(cuda: Cuda, number: float, seconds: float) -> int:
 
     def one_for_another(*_: object) -> None:
         before = cuda.everywhere()
-        cuda.more.pop().connection.close()
+        cuda.more.pop().close()
         cuda.say(f"works everywhere {before}, another ctx {cuda.another_context()}, works {cuda.everywhere()}")
 
     _signal.signal(_signal.SIGUSR1, one_for_another)

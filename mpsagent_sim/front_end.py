@@ -128,7 +128,7 @@ def main() -> int:
         }
         options |= {names[word]} if word in names else set(word[1:])
     if options & {"d", "f"}:
-        from mpsagent_sim import control_daemon
+        from mpsagent_sim import linux_host
 
-        return control_daemon.main(foreground="f" in options, multiuser="M" in options)
+        return linux_host.main(foreground="f" in options, multiuser="M" in options)
     return commands(wire.directories()[0], " ".join(words).encode())

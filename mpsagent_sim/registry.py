@@ -114,6 +114,8 @@ class Busy:
         return (self.seconds, self.since) != self.written
 
     def write(self) -> None:
+        if self.written == (self.seconds, self.since):
+            return
         self.written = self.seconds, self.since
         try:
             with open(f"{self.path}.new", "w") as file:

@@ -36,7 +36,13 @@ EXTRA_DESCRIPTORS = 4
 READY = b"\0"
 NO_DEVICE = 0xFF
 NOT_READY = 807
+SIZE = 64
+"""Bytes that are read of each of these messages."""
 _ANCILLARY = 512
+
+
+def word(number: int) -> bytes:
+    return number.to_bytes(4, "little")
 
 
 class Message:
@@ -68,17 +74,30 @@ def connect(path: str) -> _socket.socket:
     return connection
 
 
-def _packet(connection: _socket.socket, size: int) -> tuple[bytes, list[tuple[int, int, bytes]], int, object]:
+def _packet(
+    connection: _socket.socket, size: int, flags: int
+) -> tuple[bytes, list[tuple[int, int, bytes]], int, object]:
     try:
-        return connection.recvmsg(size, _ANCILLARY, _socket.MSG_CMSG_CLOEXEC)
+        return connection.recvmsg(size, _ANCILLARY, flags)
     except ConnectionResetError:  # the peer closed with unread messages; reported once, before its own messages
-        return connection.recvmsg(size, _ANCILLARY, _socket.MSG_CMSG_CLOEXEC)
+        return connection.recvmsg(size, _ANCILLARY, flags)
 
 
-def receive(connection: _socket.socket, size: int = 64) -> Message:
+def receive(connection: _socket.socket, size: int = SIZE) -> Message:
     """Wait for the next packet and return it. A reset counts as the end, after all packets that were sent before."""
+    return _read(connection, size, 0) or Message()
+
+
+def arrived(connection: _socket.socket, size: int) -> Message | None:
+    """Return the next packet, or None if none has come."""
+    return _read(connection, size, _socket.MSG_DONTWAIT)
+
+
+def _read(connection: _socket.socket, size: int, flags: int) -> Message | None:
     try:
-        data, ancillary, _, _ = _packet(connection, size)
+        data, ancillary, _, _ = _packet(connection, size, flags | _socket.MSG_CMSG_CLOEXEC)
+    except BlockingIOError:
+        return None
     except OSError:
         return Message()
     message = Message(data)
@@ -154,7 +173,7 @@ def meet(connection: _socket.socket, context: int, device: int) -> int | None:
 
 def send_status(connection: _socket.socket, status: int) -> None:
     """0, or a CUDA error: a server's last word of the handshake, and the client's acknowledgement to the daemon."""
-    send(connection, status.to_bytes(4, "little"))
+    send(connection, word(status))
 
 
 def hung_up(connection: _socket.socket) -> bool:
@@ -162,10 +181,3 @@ def hung_up(connection: _socket.socket) -> bool:
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLRDHUP)
     return bool(poll.poll(0))
-
-
-def credentials(connection: _socket.socket) -> tuple[int, int, int] | None:
-    """Pid, user and group of a peer that was greeted, as long as it takes; None when it says something else."""
-    message = receive(connection)
-    message.close()
-    return message.credentials if message.data == CREDENTIALS else None

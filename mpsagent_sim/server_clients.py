@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from mpsagent_sim import wire
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpsagent_sim.host import Connection
 
 MAX_CLIENTS = 48
 """Contexts on each device, channels apart (driver 580)."""
@@ -11,16 +15,25 @@ MAX_CLIENTS = 48
 class Link:
     """A client's connection: its channel (number 0) or a context on a device (1 and up)."""
 
-    def __init__(self, lines: wire.Lines, client: Client, number: int, device: int) -> None:
-        self.lines = lines
+    def __init__(self, connection: Connection, client: Client, number: int, device: int) -> None:
+        self.connection = connection
         self.client = client
         self.number = number
         self.device = device
         self.kernel = False  # a kernel is in flight
         self.sticky = False
         self.terminating = False  # asked to exit, no answer yet
+        self.lost = False  # its end is in the log
         self.leaves_at = 0.0
         """When the last of its work has left the GPU, after its end was answered."""
+        self.unread: deque[bytes] = deque()
+        """Packets that came while the server waited for another client."""
+
+    def read(self) -> None:
+        """Read all packets that have come."""
+        while (message := self.connection.next()) is not None:
+            message.close()
+            self.unread.append(message.data)
 
 
 class Client:

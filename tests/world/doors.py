@@ -163,7 +163,7 @@ class SocketObject:
         message = file.messages[0] if peek else file.next()
         said: list[Any] = []
         if file.credentials and space >= real_socket.CMSG_SPACE(12):
-            said.append((1, 2, _CREDENTIALS.pack(*message.who)))
+            said.append((1, 2, _CREDENTIALS.pack(*message.credentials)))
             space -= real_socket.CMSG_SPACE(12)
         room = max(0, (space - real_socket.CMSG_LEN(0)) // 4)
         if message.files and room:

@@ -27,7 +27,7 @@ from tests.world import doors, trouble
 from tests.world.administrator import Administered, Job, Overseeing
 from tests.world.judges import SETTLES, Judges
 from tests.world.kernel import EPOCH, Notices, Process
-from tests.world.mps import End
+from tests.world.mps import End, is_context
 from tests.world.orders import Order, give
 from tests.world.people import Client, Life, Steps
 from tests.world.plans import LIMITS
@@ -221,7 +221,7 @@ class Worker(Client):
         if made is None or self.life.error is not None:
             return False
         answer = yield from made.hear()
-        if answer is None or not answer.data.startswith(b"OK "):
+        if not is_context(answer):
             self.life.error = self.life.error or "806"
             return False
         contexts.append(made)

@@ -75,15 +75,23 @@ class File:
         if self.references == 0:
             self.last()
 
+    close = drop
+
     def last(self) -> None:
         """Its last descriptor has been closed."""
 
 
 class Message:
-    __slots__ = ("data", "files", "who")
+    __slots__ = ("credentials", "data", "files")
 
-    def __init__(self, data: bytes, who: tuple[int, int, int], files: list[File]) -> None:
-        self.data, self.who, self.files = data, who, files
+    def __init__(self, data: bytes, credentials: tuple[int, int, int] | None, files: list[File]) -> None:
+        self.data, self.credentials, self.files = data, credentials, files
+
+    def close(self) -> None:
+        """Nothing is done with its files."""
+        for file in self.files:
+            file.drop()
+        self.files = []
 
 
 class Socket(File):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tests.world.kernel import File, Process, Socket
-from tests.world.mps import CLIENT, CREDENTIALS, DESCRIPTOR, GREETING, NO_DEVICE, READY, End, word
+from tests.world.mps import CLIENT, CREDENTIALS, DESCRIPTOR, GREETING, NO_DEVICE, READY, End, is_context, word
 
 if TYPE_CHECKING:
     from tests.world.world import World
@@ -116,7 +116,7 @@ class Client:
         if channel is None or life.error is not None:
             return
         answer = yield from channel.hear()
-        if answer is None or answer.data != b"OK":
+        if answer is None or not answer.data.startswith(b"OK"):
             life.error = life.error or "806"
             return
         made = []
@@ -126,8 +126,9 @@ class Client:
             if context is None or life.error is not None:
                 return
             answer = yield from context.hear()
-            if answer is None or not answer.data.startswith(b"OK "):  # OK alone: the gate made a channel of it
-                life.error = "806" if answer is None else answer.data.decode().split()[-1].replace("OK", "806")
+            if answer is None or not is_context(answer):  # the gate may have made a channel of it
+                refused = answer is not None and answer.data.startswith(b"FAIL ")
+                life.error = answer.data.decode().split()[1] if refused else "806"
                 return
             made.append(context)
             *limits, wait = self.granted(answer.data)

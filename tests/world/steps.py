@@ -40,7 +40,7 @@ from tests.conformance import (
 from tests.conformance.rig import SLOW_CLIENT, Reply, Rig
 from tests.world import mps
 from tests.world.kernel import File, Kernel, Process, Socket
-from tests.world.mps import CLIENT, CREDENTIALS, DESCRIPTOR, FRONT_END, GREETING, End, Steps, word
+from tests.world.mps import CLIENT, CREDENTIALS, DESCRIPTOR, FRONT_END, GREETING, End, Steps, is_context, word
 from tests.world.people import Client, Life
 from tests.world.world import DEVICE
 
@@ -113,7 +113,7 @@ class Program(Client):
         if self.inside:
             channel = self.channel = yield from self.meet(0)
             answer = None if channel is None else (yield from channel.hear())
-            if answer is None or answer.data != b"OK":
+            if answer is None or not answer.data.startswith(b"OK"):
                 self.life.error = self.life.error or "806"
         self.say(f"cuInit {self.error}")
         if self.life.error:
@@ -141,7 +141,7 @@ class Program(Client):
         if self.inside:
             context = yield from self.meet(number)
             answer = None if context is None else (yield from context.hear())
-            if answer is None or not answer.data.startswith(b"OK "):
+            if not is_context(answer):
                 said = "806" if answer is None else answer.data.decode().split()[-1]
                 self.life.error = self.life.error or said
             else:
@@ -588,7 +588,7 @@ class Relay:
         daemon = End(self.process, Socket(self.kernel))
         self.kernel.connect(self.process, f"{BASE}/pipe/control", daemon.file)
         yield from daemon.hear()
-        daemon.say(CREDENTIALS, who=said.who)
+        daemon.say(CREDENTIALS, who=said.credentials)
         daemon.say(CLIENT)
         yield from self.hold("asked")
         answer = yield from daemon.hear()

@@ -652,7 +652,7 @@ class Troubled(World):
             self.look_at_work()
             found["mpsagent.system.devices", "simulated_work"] = self.work
         if self.plan.doubts:
-            found["tests.world.mps", "limits"] = _Limits(self.plan.doubts)
+            found["mpsagent_sim.control_daemon", "limits"] = _Limits(self.plan.doubts)
         if self.plan.by_name:
             del found["mpsagent.system.names", "identity_of"]
             found |= self.name_service()

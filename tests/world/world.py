@@ -177,7 +177,7 @@ class Systemd:
             message = self.notify.next()
             fields = dict(line.partition("=")[::2] for line in message.data.decode().splitlines())
             name, gate = fields.get("FDNAME", ""), self.world.gate
-            if gate is not None and message.who[0] == gate.process.pid:
+            if gate is not None and message.credentials[0] == gate.process.pid:
                 if "FDSTORE" in fields and message.files:
                     self.drop(name)
                     self.stored[name] = message.files[0].take()
