@@ -121,8 +121,7 @@ class GateSide:
         events: list[inp.Input] = [event, *ended]
         if isinstance(message, link.Knock | link.Known):
             self.coming.setdefault(message.uid, set()).add((message.pid, message.start))
-            if self._people.meet([message.uid]):
-                events.insert(0, inp.PeopleKnown(now, self._people.known))
+            self._people.meet([message.uid])
         if self._told is None:
             self._coming += events
             return

@@ -388,13 +388,17 @@ class Agent(Recorder):
 
     def _people_known(self) -> None:
         self._scheduled = False
-        self.take([inp.PeopleKnown(self.clock.now(), self.people.known)])
+        self.take([])
+
+    def _new_names(self, now: float) -> list[inp.Input]:
+        """Return the users' names if the engine has others, whoever asked for them."""
+        return [] if self.state.identities == self.people.known else [inp.PeopleKnown(now, self.people.known)]
 
     def _decide(self, events: Sequence[inp.Input | act.Done] = ()) -> None:
         """Whatever goes wrong here, it is tried again: an agent that no longer decides protects no one."""
         now = self.clock.now()
         try:
-            events = [*self._seen_again(now), *events]
+            events = [*self._seen_again(now), *self._new_names(now), *events]
             self._carry_out(self.core.receive_all(events, now) if events else self.core.tick(now), now)
             self.shown.changed()
         except Exception as error:

@@ -669,3 +669,15 @@ def test_what_was_wrong_with_the_gate_is_over_when_its_keeper_is_found(
         assert not wrong & {*topics()}
 
     play(tmp_path, scenario)
+
+
+def test_a_name_that_became_known_unnoticed_is_taken_in_with_the_next_decision(place: Path) -> None:
+    """A user whose clients an earlier agent had kept was never identified for the engine, and what waited of that user
+    waited for ever (world, habits, seed 297555296)."""
+
+    async def scenario(agent: Agent) -> None:
+        agent.people.known[1001] = Identity(1001, "alice")
+        agent.take([ev.Unknown(agent.clock.now(), "control", "x")])
+        await until(lambda: agent.core.state.identities.get(1001) == Identity(1001, "alice"))
+
+    play(place, scenario)

@@ -265,7 +265,7 @@ class Judges:
         if waiting and all(one.given is None for one in living):
             since = self._idle_since = now if self._idle_since is None else self._idle_since
             bound = IDLE + IDLE_KILLED * any(now - at < SETTLES for at, _ in self.faults)
-            bound += sum(max(IDLE_STOPPED, seconds) for at, seconds in self.stops if now - at < SETTLES)
+            bound += sum(max(IDLE_STOPPED, seconds) for at, seconds in self.stops if now - at - seconds < SETTLES)
             lies = [one for one in self.lives if not one.honest and (one.over is None or now - one.over < SETTLES)]
             bound += HELD_UP * len(lies) + self.restarts()
             if now - since > bound:
