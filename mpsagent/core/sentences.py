@@ -26,7 +26,7 @@ def sentence(record: Record, names: Names = lambda uid: None) -> str:
             return where + _action(words)
         if (said := SENTENCES.get(kind)) is not None:
             return where + said(words)
-    except (LookupError, TypeError, ValueError, AttributeError):
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
         pass
     return _plain(where, words)
 

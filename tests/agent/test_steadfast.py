@@ -454,7 +454,8 @@ def test_a_silent_name_service_is_a_condition_and_its_user_is_held(
         (said,) = (one for one in agent.conditions.all() if "name service" in one.what)
         assert "uid 1001" in said.what
         assert agent.core.view().turn is None
-        agent.take([inp.PeopleKnown(agent.clock.now(), {1001: Identity(1001, "alice")})])
+        agent.people.known[1001] = Identity(1001, "alice")
+        agent.take([])
         await until(lambda: "names" not in topics(agent))
 
     play(place, scenario, text="[limits]\nactive_threads = '20%'\n[user.alice]\nactive_threads = '10%'\n")

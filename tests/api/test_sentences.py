@@ -44,6 +44,7 @@ _FIELDS = (
     st.sampled_from([*PHRASES, "SomethingNew"]),
 )
 @example("policy.rejected", {"errors": ""}, "")
+@example("drain.ordered", {"by": 0, "timeout": float("inf")}, "")
 def test_no_record_is_too_strange_to_be_told(kind: str, fields: dict[str, Any], action: str) -> None:
     """Records outlive the version that wrote them, and the disk may have torn one."""
     text = sentence({"kind": kind, **({"action": action} if kind.startswith("action") else {}), **fields}, NAMES)
