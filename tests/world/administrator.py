@@ -116,12 +116,10 @@ class Lease:
             return False
         before = max(life.knocked or at, at - STARTS)
         given = self.order.heard is not None and self.order.heard <= before and self.order.answer.get("in_force")
-        until = (self.order.heard or at) + self.job.span
-        if self.ended is not None:
-            until = min(until, self.ended.at)
-        if given and at < until - 0.5:
+        over = float("inf") if self.ended is None else self.ended.at
+        if given and at < min(self.order.at + self.job.span, over) - 0.5:  # the time begins before the answer
             return True
-        return False if at > until + 2.0 and not doubtful else None
+        return False if at > min((self.order.heard or at) + self.job.span, over) + 2.0 and not doubtful else None
 
 
 class Administered(trouble.Troubled):
@@ -320,7 +318,8 @@ class Overseeing(trouble.Watchful):
         for what in wrong(self.world, slow, AT_ONCE if self.day.name == "flood" else ANSWERED):
             self.fail(what)
         for life, since in self.world.ordered.items():
-            if life.process.alive and now - since > ENDS and all(now - at > ENDS for at, _ in self.faults):
+            last = max([since, min(self.world.systemd.gone, now), *(at for at, _ in self.faults)])
+            if life.process.alive and now - last > ENDS:
                 self.fail(f"client {life.process.pid} of user {life.uid} was ordered to end {now - since:.0f} s ago")
         if self.day.name == "standing" and self.world.drained is not None and now - self.world.drained > STANDS:
             for one in self.lives:
