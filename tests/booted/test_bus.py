@@ -11,7 +11,7 @@ from tests.booted.machine import Machine
 HEAD = """
 import asyncio, json, subprocess, sys
 sys.path.insert(0, "/usr/lib/mpsagent/lib/python%d.%d" % sys.version_info[:2])
-from mpsagent.system.control import Problem
+from mpsagent.system.control import ControlProblem
 from mpsagent.system.control_unit import ControlUnit
 from mpsagent.system.directories import directories, prepare_hidden, prepare_log
 from mpsagent.system.gate_units import GateUnits
@@ -27,7 +27,7 @@ environment = {"CUDA_MPS_LOG_DIRECTORY": where.log, "PATH": "/usr/bin:/bin"}
 async def start(program="nvidia-cuda-mps-control", **options):
     control = ControlUnit("default", where.hidden, lambda pid: None, program=program)
     found = await control.start(environment, 20, **options)
-    if isinstance(found, Problem):
+    if isinstance(found, ControlProblem):
         return [found.kind.name, found.text]
     said = ["RUNNING", found.how, found.multiuser, found.threads]
     again = await ControlUnit("default", where.hidden, lambda pid: None, program=program).adopt()

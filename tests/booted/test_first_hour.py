@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import time
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,18 +60,20 @@ def missing(shown: str, said: str) -> list[str]:
 
 
 def perform(machine: Machine, step: Step, timeout: float = 60) -> None:
-    """Run the step as the page shows it, until each word of its output has been printed in the page's order."""
-    looks = all(_LOOKS.match(line) for line in step.commands.splitlines())
-    shell = f"set -e\n{step.commands}"
-    command = ("bash", "-c", f"cd\n{shell}") if step.user == "root" else ("su", "-", step.user, "-c", shell)
-    deadline = time.monotonic() + timeout
+    """Run the step as the page shows it, and what it looks at last again, until each word of its output has been
+    printed in the page's order: just after a start the gate has not connected yet."""
+    looks = list(takewhile(_LOOKS.match, reversed(step.commands.splitlines())))[::-1]
+    commands, deadline = step.commands, time.monotonic() + timeout
     while True:
+        shell = f"set -e\n{commands}"
+        command = ("bash", "-c", f"cd\n{shell}") if step.user == "root" else ("su", "-", step.user, "-c", shell)
         said = machine.run(*command, environment={"HOME": "/root"}, timeout=300).stdout
         lacking = missing(step.shown, said)
         if not lacking:
             return
         if not looks or time.monotonic() > deadline:
             raise AssertionError(f"{step.commands}printed\n{said}without {lacking}; the page shows\n{step.shown}")
+        commands = "\n".join(looks)
         time.sleep(0.2)
 
 

@@ -419,8 +419,11 @@ def a_day(node: Machine) -> None:
         node.run("mpsagent-cli", words, user=None if words in ("drain", "resume") else ALICE, check=False)
     for user in (None, ALICE):
         node.run("nvidia-cuda-mps-control", text="get_server_list\n", user=user, check=False)
-    until("ready for users", lambda: ready(node))
-    node.systemctl("kill", "--signal=KILL", CONTROL)
+    kill = "systemctl", "kill", "--signal=KILL", CONTROL
+    until(
+        "the next control daemon runs, after the drain, and is killed",
+        lambda: not node.run(*kill, check=False).returncode,
+    )
     assert_served_exactly(node, ALICE)
     assert [node.show(unit, "NRestarts") for unit in UNITS] == [{"NRestarts": "1"}] * 3
     node.systemctl("restart", *UNITS)
