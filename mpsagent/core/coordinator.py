@@ -16,7 +16,7 @@ from mpsagent.core import actions as act
 from mpsagent.core import admission, caps, ladder, own_daemons, pause, turn_memory, turns, unenforced
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
-from mpsagent.core.changes import T, of_daemon
+from mpsagent.core.changes import T, of_daemon, without
 from mpsagent.core.engine import Engine, Memories, Mistake, Rules
 from mpsagent.core.model import SHARED, Client, Key, State
 from mpsagent.core.reduce import OF_ALL, kind_of, not_handed, reduce, reduce_each
@@ -234,6 +234,10 @@ class Core(Rules):
             for other in self.engines.values():
                 if other is not engine:
                     other.state = replace(other.state, **told)
+        for pid in (after.clients.keys() - before.clients.keys()) & whole.clients.keys():  # it is a client here now
+            other = self.engines[whole.clients[pid].daemon]
+            if other is not engine:
+                other.state = replace(other.state, clients=without(other.state.clients, pid))
         self._whole = replace(
             self.engines[None].state,
             clients=_merged(whole.clients, before.clients, after.clients),
@@ -359,8 +363,8 @@ class Core(Rules):
         """Put a client on the ladder of its control daemon, or return the report of an end that is not enforced."""
         client = self.state.clients.get(wanted.pid)
         key = None if client is None else client.daemon
-        engine, view = self.engines[key], self.view(key)
         try:
+            engine, view = self.engines[key], self.view(key)
             memory = engine.memories.ladder
             if isinstance(wanted, inp.Begun):
                 memory = ladder.resume(view, memory, wanted, _section(wanted.rule), now)

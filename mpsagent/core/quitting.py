@@ -50,7 +50,8 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     if state.clients or state.held.handing or view.passed_untouched:
         memory, until = replace(memory, idle=None), None if state.drain is None else state.drain.until
         if until is None or now < until:
-            return Decision(memory, todo, wake=until)
+            lost = None if memory.asked is None else memory.asked + LOST
+            return Decision(memory, todo, wake=min((at for at in (until, lost) if at is not None), default=None))
         clients = (one for one in state.clients.values() if one.detached is None)
         ends = (EndClient.of(one, "the time of the drain is over", RULE, "order") for one in clients)
         return Decision(memory, todo, tuple(ends))
@@ -79,7 +80,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
 
 def old_way(view: View) -> str | None:
     """Why the policy's way of sharing does not hold yet: those at work keep the one before."""
-    users, apart = [uid for uid in view.state.users() if uid not in view.suspended], len(view.daemons) - 1
+    users, apart = [uid for uid in view.state.users() if uid not in view.suspended], len(view.daemons.keys() - {None})
     wanted, count = f'sharing = "{view.policy.sharing}"', len(view.state.clients)
     if apart and view.policy.sharing != "per-user":
         whose, rest = f"{apart} user{'s' * (apart != 1)} with per-user", "new clients are held until then"

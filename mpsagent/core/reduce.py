@@ -495,7 +495,8 @@ def _seen(state: State, event: inp.ProcessesSeen, out: Out) -> State:
             state = _frozen(state, client.pid, client.peer.start, None)
     for server in state.servers.values():  # a stopped server notices nothing of a death, and it may run from now on
         if server.pid in event.stopped and server.doubt is not None and server.doubt.until > event.at - SEEN_EVERY:
-            state = put(state, replace(server, doubt=Doubt(event.at, event.at + SEEN_EVERY + FAULT_WITHIN)))
+            doubt = Doubt(event.at, event.at + SEEN_EVERY + FAULT_WITHIN)
+            state = replace(state, servers={**state.servers, server.pid: replace(server, doubt=doubt)})
     seen = (event.stopped, event.cpu_idle, event.lifts)
     if (state.stopped, state.cpu_idle, state.lifts) == seen:
         return state

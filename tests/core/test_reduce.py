@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from datetime import UTC
 from typing import get_args
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpsagent.core import actions as act
-from mpsagent.core import admission
+from mpsagent.core import admission, changes
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
 from mpsagent.core.coordinator import Core
-from mpsagent.core.model import FAULT_WITHIN, State, Status
+from mpsagent.core.model import FAULT_WITHIN, Doubt, State, Status
 from mpsagent.core.reduce import reduce
 from mpsagent.core.view import View
 from mpsagent.mps import events as ev
@@ -143,6 +144,41 @@ def test_a_stopped_server_stays_in_the_lane_of_its_user() -> None:
     core.absorb([inp.Of(1001, passed), inp.ProcessEnded(4.3, 200), inp.ProcessesSeen(4.5, frozenset({100}), {}, {})])
     assert core.state.servers[100].doubt.until > 5.5
     assert [set(one.state.servers) for one in core.engines.values()] == [set(), {100}]
+
+
+def two_daemons() -> Core:
+    """Users 1001 and 1002 have control daemons of their own, each with a server: 100 and 300."""
+    core = Core()
+    for uid, control, server in ((1001, 10, 100), (1002, 30, 300)):
+        lines = ev.ServerStarting(1, server, uid), ev.ServerReady(1.5, server)
+        own = (inp.Of(uid, one) for one in (inp.ControlRuns(0, control, 0, "/s"), *lines))
+        core.absorb([inp.DaemonOpened(0, uid), *own])
+    return core
+
+
+def test_a_stopped_server_costs_no_other_daemon_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound of one control daemon's servers was that of all together."""
+    monkeypatch.setattr(changes, "_MOST_SERVERS", 1)
+    core = two_daemons()
+    engine = core.engines[1002]
+    doubted = replace(engine.state.servers[300], doubt=Doubt(4.0, 6.0))
+    core._became(engine, replace(engine.state, servers={300: doubted}))
+    core.absorb([inp.ProcessesSeen(4.5, frozenset({300}), {}, {})])
+    assert [set(one.state.servers) for one in core.engines.values()] == [set(), {100}, {300}]
+    assert core.state.servers[300].doubt.until > 6.0
+
+
+def test_a_process_is_a_client_of_one_daemon_at_a_time() -> None:
+    """What came again at another daemon before its end was known stayed a client of the first one for ever."""
+    core = two_daemons()
+    first, again = inp.Peer(200, 1001, 0, 1), inp.Peer(200, 1002, 0, 2)
+    limits = Limits(20.0)
+    core.absorb([inp.Of(1001, said.passed(2.0, 1, first, limits, False, 0.1))])
+    core.absorb([inp.Of(1002, said.passed(3.0, 2, again, limits, False, 0.1))])
+    assert [set(one.state.clients) for one in core.engines.values()] == [set(), set(), {200}]
+    core.absorb([inp.ProcessEnded(4.0, 200, 2)])
+    assert not core.state.clients
+    assert not any(one.state.clients for one in core.engines.values())
 
 
 def test_the_server_itself_says_how_many_clients_it_takes() -> None:
