@@ -17,7 +17,7 @@ from mpsagent.core import admission, caps, ladder, own_daemons, pause, turn_memo
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
 from mpsagent.core.changes import T, of_daemon, without
-from mpsagent.core.engine import Engine, Memories, Mistake, Rules
+from mpsagent.core.engine import Engine, Memories, Mistake, RuleRunner
 from mpsagent.core.model import SHARED, Client, Key, State
 from mpsagent.core.reduce import OF_ALL, kind_of, not_handed, reduce, reduce_each
 from mpsagent.core.rule import Decision, EndClient, Section, of_turns
@@ -34,6 +34,7 @@ PASSES = 8
 UNSETTLED = 0.1
 """Seconds until it is decided again, should that ever not be enough."""
 _NONE = State()
+"""In the place of a state, for what an engine sees of the coordinator."""
 
 
 class Step(NamedTuple):
@@ -56,7 +57,7 @@ class OfUsers:
     users: own_daemons.Memory = field(default_factory=own_daemons.Memory)
 
 
-class Core(Rules):
+class Core(RuleRunner):
     """The coordinator of an instance of MPS under one policy."""
 
     memories: OfUsers

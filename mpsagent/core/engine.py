@@ -54,7 +54,7 @@ class Memories:
     ladder: ladder.Memory = field(default_factory=ladder.Memory)
 
 
-class Rules:
+class RuleRunner:
     """Asks rules, each with its memory in ``memories``. A mistake in one keeps no other from deciding, and is not made
     without end."""
 
@@ -97,7 +97,7 @@ class Rules:
                 self.mistakes.append((name, error))
 
 
-class Engine(Rules):
+class Engine(RuleRunner):
     """Decides for one control daemon."""
 
     memories: Memories

@@ -43,10 +43,9 @@ def kept_out(view: View) -> KeptOut | None:
     for holder in sorted(contexts, key=lambda one: (-contexts[one], one)):
         clients = [one for one in view.state.clients_of_user(holder) if one.counts]
         rules = view.rules(holder)
-        set_by_policy = bool(
-            rules.origin("turn.time_limit").file
-        )  # no default terminates a program where turns are not
-        if clients and rules.switch_after is not None and set_by_policy and has_to_leave(view, holder):
+        # the default limit of a turn terminates no program where there are no turns
+        limited = bool(rules.origin("turn.time_limit").file)
+        if clients and rules.switch_after is not None and limited and has_to_leave(view, holder):
             oldest = min(clients, key=lambda one: (one.since, one.pid))
             return KeptOut(uid, since, oldest, max(since, oldest.since) + rules.switch_after)
     return KeptOut(uid, since, None, None)

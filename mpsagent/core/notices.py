@@ -66,7 +66,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
 
 def _refusals(view: View, memory: Memory, now: float) -> tuple[int, Mapping[int, float], list[act.Action]]:
     """Return the lines for processes that were refused and not by the policy, one for each user in ``TOLD_EVERY``
-    seconds. The control daemon of all users has them: a refused process has none."""
+    seconds. Only the engine of all users sends them: a refused process has no daemon."""
     refusals = [one for one in view.state.refusals if one.number > memory.refusal] if view.user is None else []
     if not refusals:
         return memory.refusal, memory.refused, []
